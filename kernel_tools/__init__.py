@@ -1,0 +1,1 @@
+"""Train an object detector on a remote GPU without leaving the notebook."""

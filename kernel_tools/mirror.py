@@ -1,0 +1,109 @@
+"""The local copy of what a run writes: its log and its rows, always a gapless prefix of the remote.
+
+Bytes are written at the offset they have on the remote, so that two notebooks that watch one run into
+one folder write the same bytes to the same place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+LOG, METRICS, STEPS = "train.log", "metrics.jsonl", "steps.jsonl"
+TAIL_BYTES: Final = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Offsets:
+    """How much of each file is here, in bytes."""
+
+    log: int
+    metrics: int
+    steps: int
+
+
+class RunMirror:
+    """The files under one folder; every method is idempotent."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def log_path(self) -> Path:
+        """The log so far."""
+        return self.folder / LOG
+
+    def offsets(self) -> Offsets:
+        """Return the sizes of what is here."""
+        return Offsets(*(self._size(name) for name in (LOG, METRICS, STEPS)))
+
+    def write_log(self, part: Mapping[str, Any]) -> str:
+        """Write a poll's `log` part and return its text.
+
+        Raises:
+            ValueError: the part would leave a gap.
+        """
+        data = zlib.decompress(base64.b64decode(part["data"]))
+        self._write(LOG, int(part["offset"]), data)
+        return data.decode("utf-8", "replace")
+
+    def write_rows(self, name: str, part: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+        """Write a poll's `metrics` or `steps` part (whole rows) and return them parsed."""
+        text = str(part["data"])
+        self._write(name, int(part["offset"]), text.encode("utf-8"))
+        return parse_rows(text)
+
+    def forget(self, name: str) -> None:
+        """Drop a file whose remote original has been cut back; it is read again from the start."""
+        (self.folder / name).unlink(missing_ok=True)
+
+    def rows(self, name: str) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows that are here."""
+        path = self.folder / name
+        return parse_rows(path.read_text("utf-8")) if path.is_file() else ()
+
+    def log_tail(self) -> str:
+        """Return the end of the log here, from a line's beginning, at most 64 KiB."""
+        if not self.log_path.is_file():
+            return ""
+        with self.log_path.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - TAIL_BYTES))
+            data = file.read()
+        if size > TAIL_BYTES:
+            data = data.partition(b"\n")[2]
+        return data.decode("utf-8", "replace")
+
+    def _size(self, name: str) -> int:
+        path = self.folder / name
+        return path.stat().st_size if path.is_file() else 0
+
+    def _write(self, name: str, offset: int, data: bytes) -> None:
+        if not data:
+            return
+        if offset > self._size(name):
+            raise ValueError(f"{name}: {offset} is past the end here")
+        path = self.folder / name
+        path.touch()
+        with path.open("r+b") as file:
+            file.seek(offset)
+            file.write(data)
+
+
+def parse_rows(text: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the JSON objects of `text`, one a line; what is no object is passed over."""
+    rows = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict):
+            rows.append(row)
+    return tuple(rows)

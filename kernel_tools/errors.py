@@ -51,9 +51,7 @@ class KernelToolsError(Exception):
         return [f"{type(self).__name__}: {self}"]
 
 
-def _rebuild(
-    kind: type[KernelToolsError], text: str, state: dict[str, object]
-) -> KernelToolsError:
+def _rebuild(kind: type[KernelToolsError], text: str, state: dict[str, object]) -> KernelToolsError:
     error = kind.__new__(kind)
     Exception.__init__(error, text)
     error.__dict__.update(state)

@@ -70,9 +70,7 @@ class JobSpec:
         }
 
 
-def new_run_id(
-    name: str, *, now: dt.datetime | None = None, entropy: str | None = None
-) -> str:
+def new_run_id(name: str, *, now: dt.datetime | None = None, entropy: str | None = None) -> str:
     """Return `YYYYMMDD-HHMMSS-<name>-<4 hex>` (UTC); sorts by time, safe as a folder name."""
     now = dt.datetime.now(dt.timezone.utc) if now is None else now
     entropy = secrets.token_hex(2) if entropy is None else entropy

@@ -26,6 +26,10 @@ class Offsets:
     metrics: int
     steps: int
 
+    def of_part(self) -> dict[str, int]:
+        """Return the sizes under the names that a poll's parts have."""
+        return {"log": self.log, "metrics": self.metrics, "steps": self.steps}
+
 
 class RunMirror:
     """The files under one folder; every method is idempotent."""
@@ -53,15 +57,20 @@ class RunMirror:
         self._write(LOG, int(part["offset"]), data)
         return data.decode("utf-8", "replace")
 
-    def write_rows(self, name: str, part: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-        """Write a poll's `metrics` or `steps` part (whole rows) and return them parsed."""
+    def write_rows(
+        self, name: str, part: Mapping[str, Any]
+    ) -> tuple[Mapping[str, Any], ...] | None:
+        """Write a poll's `metrics` or `steps` part (whole rows) and return them parsed.
+
+        Returns None where the remote file has become shorter, because a resume cut the rows past its
+        checkpoint: what is here is dropped, and the next poll reads from the start.
+        """
+        if int(part["size"]) < self._size(name):
+            (self.folder / name).unlink(missing_ok=True)
+            return None
         text = str(part["data"])
         self._write(name, int(part["offset"]), text.encode("utf-8"))
         return parse_rows(text)
-
-    def forget(self, name: str) -> None:
-        """Drop a file whose remote original has been cut back; it is read again from the start."""
-        (self.folder / name).unlink(missing_ok=True)
 
     def rows(self, name: str) -> tuple[Mapping[str, Any], ...]:
         """Return the rows that are here."""

@@ -18,14 +18,27 @@ SHORTEST_SECRET = 6
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # Presigned URLs: the whole query is the credential.
     (
-        re.compile(r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*X-Amz-Signature=[^\s'\"<>]*", re.I),
+        re.compile(
+            r"(https?://[^\s?'\"<>]+)\?[^\s'\"<>]*X-Amz-Signature=[^\s'\"<>]*", re.IGNORECASE
+        ),
         rf"\1?{MASK}",
     ),
-    (re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^\s&'\"<>]+", re.I), rf"\1{MASK}"),
+    (
+        re.compile(r"(X-Amz-(?:Signature|Credential|Security-Token)=)[^\s&'\"<>]+", re.IGNORECASE),
+        rf"\1{MASK}",
+    ),
     # Kaggle's proxy: /k/<id>/<JWE>/proxy, the path is the credential.
     (re.compile(r"(/k/\d+/)[^/\s'\"<>]{8,}(/proxy)"), rf"\1{MASK}\2"),
-    (re.compile(r"([?&](?:token|access_token|api_key|key)=)[^\s&'\"<>]+", re.I), rf"\1{MASK}"),
-    (re.compile(r"(Authorization\s*[:=]\s*['\"]?(?:token|bearer|basic)\s+)[^\s'\",}]+", re.I), rf"\1{MASK}"),
+    (
+        re.compile(r"([?&](?:token|access_token|api_key|key)=)[^\s&'\"<>]+", re.IGNORECASE),
+        rf"\1{MASK}",
+    ),
+    (
+        re.compile(
+            r"(Authorization\s*[:=]\s*['\"]?(?:token|bearer|basic)\s+)[^\s'\",}]+", re.IGNORECASE
+        ),
+        rf"\1{MASK}",
+    ),
     (re.compile(r"(https?://[^\s/:@'\"<>]+:)[^\s/@'\"<>]+(@)"), rf"\1{MASK}\2"),
     (re.compile(r"\bhf_[A-Za-z0-9]{20,}\b"), MASK),
 )

@@ -73,9 +73,7 @@ class Registry:
         """Return the recorded ids, newest first."""
         if not self.root.is_dir():
             return ()
-        return tuple(
-            sorted((p.parent.name for p in self.root.glob("*/record.json")), reverse=True)
-        )
+        return tuple(sorted((p.parent.name for p in self.root.glob("*/record.json")), reverse=True))
 
     def find(self, run_id: str) -> str:
         """Complete an unambiguous part of an id (its name, its four last digits) to the whole.

@@ -118,5 +118,7 @@ def _read_dotenv(project_dir: Path, environ: Mapping[str, str]) -> dict[str, str
         if path.is_file():
             from dotenv import dotenv_values
 
-            return {k: v for k, v in dotenv_values(path, interpolate=False).items() if v is not None}
+            return {
+                k: v for k, v in dotenv_values(path, interpolate=False).items() if v is not None
+            }
     return {}

@@ -159,7 +159,10 @@ def _judge(event: Polled) -> tuple[Mapping[str, Any], RunState, str]:
     if cause is None:
         return status, state, message
     error = status.get("error") or {
-        "type": "AgentLost", "message": cause, "traceback": None, "rank": None,
+        "type": "AgentLost",
+        "message": cause,
+        "traceback": None,
+        "rank": None,
     }
     return {**status, "state": "failed", "message": cause, "error": error}, RunState.FAILED, cause
 
@@ -182,4 +185,4 @@ def _extend_tail(tail: tuple[str, ...], text: str) -> tuple[str, ...]:
         return tail
     joined = "\n".join(tail) + text if tail else text
     lines = joined.split("\n")
-    return tuple(lines[-(LOG_TAIL_LINES + 1):])
+    return tuple(lines[-(LOG_TAIL_LINES + 1) :])

@@ -1,0 +1,95 @@
+"""From what a user typed to a `Connection`: which server, whose token, which kernel, which adapter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+from urllib.parse import parse_qs, urlsplit
+
+from kernel_tools.connection import DEFAULT_REMOTE_DIR, Connection, idle_seconds
+from kernel_tools.errors import ConfigurationError, InvalidArgumentError
+from kernel_tools.settings import Secret, Settings, state_dir
+
+if TYPE_CHECKING:
+    from kernel_tools.kernels.base import RemoteKernel
+    from kernel_tools.kernels.local import LocalServer
+
+LOCAL: Final = "local"
+URL_NAMES: Final = ("KAGGLE_PROXY_URL", "PYRUN_JUPYTER_URL")
+CLIENTS: Final = ("pyrun", "jupyter")
+
+
+def open_connection(
+    target: str | None,
+    *,
+    settings: Settings,
+    token_env: str | None,
+    kernel_name: str,
+    attach: str | None,
+    client: str,
+    remote_dir: str | None,
+    name: str | None,
+) -> Connection:
+    """Connect as `Session.connect` says; see there.
+
+    Raises:
+        InvalidArgumentError: the client or address is none.
+        ConfigurationError: no address or no token is set.
+        KernelError: the server does not answer, refuses, or has no such kernel.
+    """
+    if client not in CLIENTS:
+        raise InvalidArgumentError(
+            f"--client {client!r} is not a client.", hint=f"Give {' or '.join(CLIENTS)}."
+        )
+    server: LocalServer | None = None
+    token: Secret | None
+    if target == LOCAL:
+        from kernel_tools.kernels.local import LocalServer
+
+        server = LocalServer.ensure(state_dir=state_dir(), idle_seconds=idle_seconds(settings))
+        url, token = server.url, server.token
+        name = name or LOCAL
+        remote_dir = remote_dir or f"{server.root_dir}/{DEFAULT_REMOTE_DIR}"
+    else:
+        url, token = _find_address(target, token_env, settings)
+        name = name or urlsplit(url).hostname or "remote"
+        remote_dir = remote_dir or DEFAULT_REMOTE_DIR
+
+    def open_kernel(attach: str | None = None) -> RemoteKernel:
+        from kernel_tools.kernels import open_kernel
+
+        return open_kernel(url, token=token, kernel_name=kernel_name, attach=attach, client=client)
+
+    from kernel_tools.kernels.rpc import AgentClient
+
+    kernel = open_kernel(attach)
+    return Connection(
+        name=name,
+        target=LOCAL if server else "url",
+        kernel=kernel,
+        client=AgentClient(kernel, remote_dir),
+        reconnect=open_kernel,
+        server=server,
+    )
+
+
+def _find_address(
+    target: str | None, token_env: str | None, settings: Settings
+) -> tuple[str, Secret | None]:
+    """Return the server's URL without its query, and its token."""
+    url = target or next((value for n in URL_NAMES if (value := settings.get(n))), None)
+    if url is None:
+        raise ConfigurationError(
+            f"no URL was given, and {' and '.join(URL_NAMES)} are not set.",
+            hint="%remote_connect local starts a server here; for Kaggle put its "
+            "'VSCode Compatible URL' into .env as KAGGLE_PROXY_URL.",
+        )
+    parts = urlsplit(url)
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise InvalidArgumentError(
+            "the kernel's address is no http(s) URL.", hint="Give https://HOST/..., or local."
+        )
+    token = settings.require_secret(token_env) if token_env else None
+    in_url = parse_qs(parts.query).get("token")
+    if token is None and in_url:
+        token = Secret(in_url[0])
+    return parts._replace(query="", fragment="").geturl().rstrip("/"), token

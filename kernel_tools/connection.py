@@ -1,0 +1,131 @@
+"""Connection: one remote kernel under a name, with the agent behind it and the store beside it.
+
+It is the `AgentLink` that runs are watched through. It owns the kernel only if it started it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from kernel_tools.errors import ConfigurationError, KernelLostError, NotConnectedError
+from kernel_tools.settings import Settings, state_dir
+
+if TYPE_CHECKING:
+    from kernel_tools.kernels.base import RemoteKernel
+    from kernel_tools.kernels.local import LocalServer
+    from kernel_tools.kernels.rpc import AgentClient
+    from kernel_tools.stores.base import ObjectStore
+
+DEFAULT_REMOTE_DIR: Final = "remote_kernel_tools"
+IDLE_SECONDS: Final = 600.0  # an embedded server or store nobody needs ends itself after this
+
+
+@dataclass
+class Connection:
+    """A connected kernel. `where` names it in words; its URL and token are shown nowhere."""
+
+    name: str
+    target: str  # "local" or "url"
+    kernel: RemoteKernel
+    client: AgentClient
+    reconnect: Callable[[], RemoteKernel]
+    server: LocalServer | None = None
+    _store: ObjectStore | None = None
+    _reviving: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def where(self) -> str:
+        """The connection in words."""
+        return self.kernel.description
+
+    @property
+    def remote_dir(self) -> str:
+        """The folder of everything of ours on the remote; absolute once it was reached."""
+        return self.client.remote_dir
+
+    @property
+    def local(self) -> bool:
+        """True for the embedded server on this machine."""
+        return self.target == "local"
+
+    def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
+        """Call the agent. A kernel of ours that is gone is replaced once; the runs never need it."""
+        kernel = self.kernel
+        try:
+            return self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
+        except KernelLostError:
+            self._revive(kernel)
+            return self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
+
+    def get_file(self, remote_path: str, destination: Path) -> None:
+        """Bring one file here, verified and whole."""
+        self.kernel.get_file(remote_path, destination)
+
+    def store(self, settings: Settings) -> ObjectStore:
+        """Return the store: the one configured, else the embedded one where the kernel is local.
+
+        Raises:
+            ConfigurationError: none is configured, and the kernel is elsewhere.
+        """
+        if self._store is None:
+            self._store = open_store(settings, local=self.local)
+        return self._store
+
+    def close(self) -> None:
+        """Let go. A kernel we started is stopped (no run lives in it); others are left as they are."""
+        self.kernel.close(stop_kernel=self.kernel.owned)
+
+    def _revive(self, lost: RemoteKernel) -> None:
+        with self._reviving:
+            if self.kernel is not lost:
+                return
+            if not lost.owned:
+                raise NotConnectedError(
+                    "the kernel that was attached is gone.",
+                    hint="%remote_connect again; the runs go on without it.",
+                )
+            self.kernel = self.reconnect()
+            self.client = type(self.client)(self.kernel, self.client.remote_dir)
+
+
+def open_store(settings: Settings, *, local: bool) -> ObjectStore:
+    """Return the configured S3 store, or the embedded one for a local kernel.
+
+    Raises:
+        ConfigurationError: none is configured, and the kernel is elsewhere.
+    """
+    if settings.get("MINIO_ENDPOINT"):
+        from kernel_tools.stores.s3 import S3Store
+
+        return S3Store.from_settings(settings)
+    if not local:
+        raise ConfigurationError(
+            "no object store is configured, and the embedded one is only for the local kernel.",
+            hint="Set MINIO_ENDPOINT, MINIO_ACCESS_KEY, MINIO_SECRET_KEY and MINIO_BUCKET "
+            "in the environment or in .env.",
+        )
+    from kernel_tools.stores.local import LocalStore
+
+    return LocalStore.ensure(state_dir=state_dir(), idle_seconds=idle_seconds(settings))
+
+
+def idle_seconds(settings: Settings) -> float:
+    """Return `KERNEL_TOOLS_IDLE_SECONDS`, or ten minutes.
+
+    Raises:
+        ConfigurationError: it is no number above 0.
+    """
+    text = settings.get("KERNEL_TOOLS_IDLE_SECONDS")
+    if text is None:
+        return IDLE_SECONDS
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if value <= 0:
+        raise ConfigurationError(f"KERNEL_TOOLS_IDLE_SECONDS is {text!r}; give seconds above 0.")
+    return value

@@ -1,0 +1,160 @@
+"""Bring files of a run here over the kernel: each verified by SHA-256, whole or not at all.
+
+A file that is here already with the right hash does not travel again.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from kernel_tools.errors import FetchError
+
+# A checkpoint may be replaced between its listing and its reading: list again, read again.
+ATTEMPTS: Final = 4
+LISTING_SECONDS: Final = 300.0  # the remote hashes what it lists; a large model takes a while
+BLOCK_BYTES: Final = 1 << 20
+
+DEFAULT_FILES: Final = (
+    "weights/best.pt",
+    "weights/last.pt",
+    "evaluation/*",
+    "metrics.jsonl",
+    "steps.jsonl",
+    "results.csv",
+    "summary.json",
+    "status.json",
+    "config.yaml",
+    "receipt.json",
+    "job.json",
+    "train.log",
+    "errors/*",
+    "work/artifacts/*",
+)
+
+
+class BringsFiles(Protocol):
+    """The way to the files of the machine that a run is on; a `Connection` is one."""
+
+    def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
+        """Call a function of the agent's API."""
+
+    def get_file(self, remote_path: str, destination: Path) -> None:
+        """Bring one file here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One file that came back, and whether it had to travel."""
+
+    path: Path
+    size_bytes: int
+    sha256: str
+    travelled: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+def fetch_files(
+    link: BringsFiles,
+    *,
+    remote_dir: str,
+    run_id: str,
+    globs: Sequence[str],
+    folder: Path,
+    on_file: Callable[[str, int], None] | None = None,
+) -> tuple[Fetched, ...]:
+    """Bring what fits `globs` (relative to the run directory; none: the usual files) into `folder`.
+
+    Raises:
+        FetchError: a given pattern fits nothing, or a file keeps changing while it is read.
+    """
+    run_dir = f"{remote_dir}/runs/{run_id}"
+    done: dict[str, Fetched] = {}
+    for _attempt in range(ATTEMPTS):
+        listed = _list(link, remote_dir, run_id, globs or DEFAULT_FILES)
+        _refuse_unmatched(run_id, globs, listed)
+        for file in listed:
+            if file.path not in done:
+                fetched = _fetch(link, run_dir, file, folder, on_file)
+                if fetched is not None:
+                    done[file.path] = fetched
+        missing = [file.path for file in listed if file.path not in done]
+        if not missing:
+            return tuple(done[path] for path in sorted(done))
+    raise FetchError(
+        f"{missing[0]} of {run_id} keeps changing while it is read.",
+        hint="Fetch it again when the epoch has ended.",
+    )
+
+
+def sha256_of(path: Path) -> str | None:
+    """Return a file's SHA-256 in hexadecimal, None if there is no such file."""
+    if not path.is_file():
+        return None
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(BLOCK_BYTES):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _list(
+    link: BringsFiles, remote_dir: str, run_id: str, patterns: Sequence[str]
+) -> tuple[_Listed, ...]:
+    answer = link.call(
+        "files",
+        remote_dir=remote_dir,
+        run_id=run_id,
+        patterns=list(patterns),
+        timeout_seconds=LISTING_SECONDS,
+    )
+    return tuple(
+        _Listed(str(one["path"]), int(one["size_bytes"]), str(one["sha256"]))
+        for one in answer["files"]
+    )
+
+
+def _refuse_unmatched(run_id: str, globs: Sequence[str], listed: Sequence[_Listed]) -> None:
+    for pattern in globs:
+        if not any(f.path == pattern or fnmatch.fnmatchcase(f.path, pattern) for f in listed):
+            raise FetchError(
+                f"{run_id} has no file that fits {pattern!r}.",
+                hint="Patterns are relative to the run directory, such as weights/*.pt.",
+            )
+
+
+def _fetch(
+    link: BringsFiles,
+    run_dir: str,
+    file: _Listed,
+    folder: Path,
+    on_file: Callable[[str, int], None] | None,
+) -> Fetched | None:
+    """Bring one file; None if it changed on the way."""
+    path = folder / file.path
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise FetchError(f"the remote lists {file.path!r}, which would leave {folder}.")
+    if sha256_of(path) == file.sha256:
+        return Fetched(path, file.size_bytes, file.sha256, travelled=False)
+    if on_file is not None:
+        on_file(file.path, file.size_bytes)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arriving = path.with_name(f".{path.name}.arriving")
+    try:
+        link.get_file(f"{run_dir}/{file.path}", arriving)
+        if sha256_of(arriving) != file.sha256:
+            return None
+        arriving.replace(path)
+    finally:
+        arriving.unlink(missing_ok=True)
+    return Fetched(path, file.size_bytes, file.sha256)

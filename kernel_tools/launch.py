@@ -1,0 +1,294 @@
+"""From a request to a live run: check it here, sync the code, send the secrets, start the agent.
+
+Nothing is sent before everything that can be checked here has been. The agent starts a run id at most
+once, so that a launch whose reply was lost may be tried again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kernel_tools.errors import ConfigurationError, InvalidArgumentError
+from kernel_tools.job import (
+    JobSpec,
+    Limits,
+    check_device,
+    check_overrides,
+    new_run_id,
+    parse_processes,
+)
+from kernel_tools.mirror import RunMirror
+from kernel_tools.registry import Registry, RunRecord
+from kernel_tools.run import Run
+from kernel_tools.settings import Settings
+
+if TYPE_CHECKING:
+    from kernel_tools.connection import Connection
+    from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.stores.base import ObjectStore
+    from kernel_tools.sync import SyncPlan
+
+Report = Callable[[str], None]
+
+
+def silent(_line: str) -> None:
+    """Report nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How a job is launched, whatever it runs.
+
+    Attributes:
+        nproc_per_node: ranks, or `auto` (the cards seen; 1 on CPU).
+        device: auto, cpu, cuda, or cards such as `0,2`.
+        artifacts: globs of further files to bring back, relative to the work folder.
+        artifact_dir: where fetched files go here.
+        sync_paths, exclude, allow_large: what travels beside the default (see `sync`).
+        timeout, max_hours, stall_minutes: limits that the agent enforces.
+        name: part of the run id (default: the configuration's name).
+    """
+
+    nproc_per_node: int | str = "auto"
+    device: str = "auto"
+    artifacts: Sequence[str] = ()
+    artifact_dir: str = "artifacts/remote"
+    sync_paths: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    allow_large: bool = False
+    timeout: float | None = None
+    max_hours: float | None = None
+    stall_minutes: float = 30.0
+    name: str | None = None
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> LaunchOptions:
+        """Build from keywords.
+
+        Raises:
+            InvalidArgumentError: one is unknown or does not fit.
+        """
+        known = [f.name for f in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise InvalidArgumentError(
+                    f"{name!r} is no option of a launch.", hint=f"There are: {', '.join(known)}."
+                )
+        return cls(**options)
+
+    def __post_init__(self) -> None:
+        parse_processes(self.nproc_per_node)
+        check_device(self.device)
+        self.limits()
+
+    def limits(self) -> Limits:
+        """Return the limits, checked."""
+        return Limits(self.timeout, self.max_hours, self.stall_minutes)
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchRequest:
+    """What is to run, checked as far as it can be here."""
+
+    argv: tuple[str, ...]
+    kind: str
+    options: LaunchOptions
+    references: tuple[DatasetReference, ...] = ()
+    extra_files: Mapping[str, Path] = field(default_factory=dict)
+    secret_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    name: str = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    """What a dry run returns: everything that would travel; nothing was sent."""
+
+    job: JobSpec
+    sync: SyncPlan
+
+    def __str__(self) -> str:
+        size = sum(file.size_bytes for file in self.sync.files)
+        return "\n".join(
+            (
+                f"would run: {' '.join(self.job.argv)}",
+                f"would sync: {len(self.sync.files)} files, {size / 1e6:.2f} MB",
+                *(f"would use: {one['object']} as {one['dest']}" for one in self.job.inputs),
+            )
+        )
+
+    __repr__ = __str__
+
+
+def detector_request(
+    command: str,
+    config: str,
+    *,
+    overrides: Sequence[str],
+    references: Sequence[DatasetReference],
+    options: LaunchOptions,
+    project_dir: Path,
+    settings: Settings,
+) -> LaunchRequest:
+    """Check a `detector` command against its configuration.
+
+    Raises:
+        ConfigurationError: the configuration or an override does not fit.
+    """
+    overrides = check_overrides(overrides)
+    if references and not any(o.startswith("data.root=") for o in overrides):
+        overrides = (f"data.root={references[0].expected_root}", *overrides)
+    remote_config, own_file, environment = _check_config(config, overrides, project_dir, settings)
+    argv = ["-m", "detector", command, "--config", remote_config]
+    for override in overrides:
+        argv += ["--set", override]
+    return LaunchRequest(
+        argv=tuple(argv),
+        kind="detector",
+        options=options,
+        references=tuple(references),
+        extra_files={} if own_file is None else {remote_config: own_file},
+        secret_environment=environment,
+        name=options.name or remote_config.removeprefix("configs/").rpartition(".")[0],
+    )
+
+
+def plan_launch(request: LaunchRequest, *, project_dir: Path) -> LaunchPlan:
+    """Return what a launch would send."""
+    from kernel_tools.datasets import input_of
+
+    inputs = [input_of(reference) for reference in request.references]
+    return LaunchPlan(_job(request, inputs), _plan_sync(request, project_dir))
+
+
+def launch(
+    request: LaunchRequest,
+    *,
+    connection: Connection,
+    store: ObjectStore | None,
+    registry: Registry,
+    project_dir: Path,
+    report: Report = silent,
+) -> Run:
+    """Sync, send secrets, launch; return the run, not yet watched.
+
+    Raises:
+        SyncError, StoreError, KernelError, AgentError: what the name says.
+    """
+    from kernel_tools.datasets import inputs_for
+    from kernel_tools.sync import sync
+
+    plan = _plan_sync(request, project_dir)
+    inputs: list[Mapping[str, Any]] = []
+    urls: dict[str, str] = {}
+    for reference in request.references:
+        described, presigned = inputs_for(reference, store=store)
+        inputs.append(described)
+        urls.update(presigned)
+    synced = sync(connection.client, plan)
+    for line in synced.lines():
+        report(line)
+    figures = {
+        "paths": list(synced.paths), "files": synced.files,
+        "bytes": synced.bytes, "uploaded": synced.uploaded,
+    }  # fmt: skip
+    job = dataclasses.replace(_job(request, inputs), sync=figures)
+    secrets_file = _send_secrets(connection, job.run_id, urls, request.secret_environment)
+    record = RunRecord(
+        run_id=job.run_id,
+        name=job.name,
+        created_at=job.created_at,
+        where=connection.name,
+        remote_dir=connection.remote_dir,
+        artifact_dir=str(project_dir / request.options.artifact_dir),
+        sync=figures,
+        argv=job.argv,
+        images_root=request.references[0].source_path if request.references else None,
+    )
+    registry.save(record)  # first: a launch whose reply is lost can still be found again
+    connection.call(
+        "launch",
+        remote_dir=connection.remote_dir,
+        job=job.to_json(),
+        manifest=synced.manifest,
+        secrets_file=secrets_file,
+        timeout_seconds=120.0,
+    )
+    report(f"run_id={job.run_id}")
+    return Run(record, link=connection, mirror=RunMirror(registry.folder(job.run_id)))
+
+
+def _job(request: LaunchRequest, inputs: Sequence[Mapping[str, Any]]) -> JobSpec:
+    now = dt.datetime.now(dt.timezone.utc)
+    options = request.options
+    return JobSpec(
+        run_id=new_run_id(request.name, now=now),
+        name=request.name,
+        created_at=now.isoformat(timespec="seconds"),
+        argv=request.argv,
+        kind=request.kind,
+        nproc_per_node=parse_processes(options.nproc_per_node),
+        device=options.device,
+        inputs=tuple(inputs),
+        artifacts=tuple(options.artifacts),
+        limits=options.limits(),
+    )
+
+
+def _plan_sync(request: LaunchRequest, project_dir: Path) -> SyncPlan:
+    from kernel_tools.sync import build_plan
+
+    options = request.options
+    return build_plan(
+        project_dir,
+        sync_paths=options.sync_paths,
+        exclude=options.exclude,
+        allow_large=options.allow_large,
+        extra_files=request.extra_files,
+    )
+
+
+def _send_secrets(
+    connection: Connection, run_id: str, urls: Mapping[str, str], env: Mapping[str, str]
+) -> str | None:
+    """Put URLs and environment into the remote's 0700 folder; they never stand in a cell."""
+    if not urls and not env:
+        return None
+    return connection.client.put_secrets(run_id, {"inputs": dict(urls), "env": dict(env)})
+
+
+def _check_config(
+    config: str, overrides: Sequence[str], project_dir: Path, settings: Settings
+) -> tuple[str, Path | None, dict[str, str]]:
+    """Check a configuration before anything travels.
+
+    Returns:
+        its path on the remote; its file here, if it must travel by itself; and the environment
+        that it names as `${NAME}`.
+    """
+    from detector import config as detector_config
+
+    environ = {**settings.dotenv, **settings.environ}
+    try:
+        found = detector_config.find_config(config, project_dir)
+        detector_config.load_config(found, overrides, environ=environ)
+        names = detector_config.referenced_environment(found, overrides)
+    except detector_config.ConfigError as error:
+        raise ConfigurationError(str(error)) from error
+    environment = {n: _portable(environ[n]) for n in names if n in environ}
+    found = found.resolve()
+    for configs in (project_dir / "configs", detector_config.packed_configs()):
+        if found.is_relative_to(configs.resolve()):
+            relative = found.relative_to(configs.resolve()).as_posix()
+            return f"configs/{relative}", None, environment
+    return f"configs/{found.name}", found, environment
+
+
+def _portable(value: str) -> str:
+    """Make a relative folder absolute: the remote's work folder is another one."""
+    path = Path(value)
+    return str(path.resolve()) if not path.is_absolute() and path.is_dir() else value

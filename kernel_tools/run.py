@@ -1,0 +1,225 @@
+"""Run: what a user holds. It watches one remote run and never owns it.
+
+Losing the object, the kernel or the laptop changes nothing on the remote. Watching is in `watch.py`,
+fetching in `fetch.py`, drawing in `views/`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from kernel_tools.errors import FetchError, RunFailed
+from kernel_tools.fetch import BringsFiles, Fetched, fetch_files
+from kernel_tools.mirror import RunMirror
+from kernel_tools.redact import redact
+from kernel_tools.registry import RunRecord
+from kernel_tools.state import RunSnapshot, RunState
+from kernel_tools.watch import CallsAgent, RunWatcher
+
+if TYPE_CHECKING:
+    from kernel_tools.views.figures import Figure
+
+
+class AgentLink(CallsAgent, BringsFiles, Protocol):
+    """What a run needs of the connection it is reached through."""
+
+
+class Run:
+    """A remote run: `status()`, `logs()`, `wait()`, `stop()`, `fetch()`, `metrics()`, `plot()`."""
+
+    def __init__(self, record: RunRecord, *, link: AgentLink, mirror: RunMirror) -> None:
+        self.record = record
+        self.link = link
+        self._mirror = mirror
+        self._watcher = RunWatcher(record, link=link, mirror=mirror)
+
+    # What is known ---------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """`YYYYMMDD-HHMMSS-<name>-<4 hex>`."""
+        return self.record.run_id
+
+    @property
+    def state(self) -> RunState:
+        """The state as last seen."""
+        return self.snapshot.state
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """Everything as last seen; frozen."""
+        return self._watcher.snapshot
+
+    def status(self) -> dict[str, Any]:
+        """Return `status.json` as it is now, with `contact` beside it; asks the remote once.
+
+        A lost line is no error here: the last figures come back, and `contact` says how old they are.
+        """
+        snapshot = self._watcher.refresh_or_age()
+        return {**snapshot.status, "state": snapshot.state.value, "contact": str(snapshot.contact)}
+
+    def logs(self, n: int = 50) -> str:
+        """Return the last `n` lines of the log, redacted."""
+        self._watcher.refresh_or_age()
+        lines = self._mirror.log_tail().rstrip("\n").split("\n")
+        return redact("\n".join(lines[-n:])) if n > 0 else ""
+
+    def log_path(self) -> Path:
+        """Return the local log file: always a gapless prefix of the remote one."""
+        return self._mirror.log_path
+
+    def metrics(self) -> tuple[Mapping[str, Any], ...]:
+        """Return `metrics.jsonl`, one row an epoch, so far."""
+        return self._watcher.refresh_or_age().metrics
+
+    # Watching --------------------------------------------------------------------------------
+
+    def watch(self) -> Run:
+        """Watch in the background, unless the run has ended; returns self."""
+        self._watcher.start()
+        return self
+
+    def refresh(self) -> RunSnapshot:
+        """Ask the remote now.
+
+        Raises:
+            KernelError, AgentError: it does not answer, or does not know the run.
+        """
+        return self._watcher.refresh()
+
+    def subscribe(self, callback: Callable[[RunSnapshot], None]) -> Callable[[], None]:
+        """Call `callback(snapshot)` from the watching thread on every change; returns the way out."""
+        return self._watcher.subscribe(callback)
+
+    def detach(self) -> None:
+        """Stop watching; the run goes on."""
+        self._watcher.close()
+
+    def wait(self, timeout: float | None = None, *, check: bool = True) -> Run:
+        """Block until the run has ended; `timeout` in seconds. Ctrl-C ends the waiting, never the run.
+
+        Raises:
+            RunFailed: it ended as failed or timed out (unless `check=False`).
+            WaitTimeoutError: it goes on after `timeout`.
+            KernelAuthError: the URL or token has expired, so that nothing more can be seen from here.
+            AgentError: the remote answers, and does not know the run.
+        """
+        try:
+            self._watcher.wait(timeout)
+        except KeyboardInterrupt:
+            print(
+                f"Detached: {self.id} goes on. %remote_attach {self.id} comes back to it, "
+                f"%remote_stop {self.id} ends it.",
+                file=sys.stderr,
+            )
+            raise
+        if check:
+            self.raise_for_state()
+        return self
+
+    def raise_for_state(self) -> None:
+        """Raise `RunFailed` if the run has ended as failed or timed out."""
+        snapshot = self.snapshot
+        if snapshot.state not in {RunState.FAILED, RunState.TIMED_OUT}:
+            return
+        error = snapshot.figure("error")
+        cause = snapshot.message or "no reason was recorded"
+        if error and str(error.get("message") or "") not in cause:
+            cause = f"{cause}: {error['message']}"
+        raise RunFailed(
+            f"{self.id} {snapshot.state.value.replace('_', ' ')}: {cause.rstrip('.')}.",
+            hint=f"%remote_logs {self.id} shows its last lines.",
+            run_id=self.id,
+            state=snapshot.state.value,
+            remote_error=error,
+        )
+
+    # Acting ----------------------------------------------------------------------------------
+
+    def stop(self, *, now: bool = False, message: str = "stopped by the user") -> RunSnapshot:
+        """Ask for an end at the next step boundary, with a checkpoint; `now` kills instead.
+
+        Returns at once; `wait()` waits for the end. Stopping twice, or after the end, does no harm.
+        """
+        self.link.call(
+            "stop", remote_dir=self.record.remote_dir, run_id=self.id, message=message, now=now
+        )
+        self._watcher.hurry()
+        return self._watcher.refresh_or_age()
+
+    def fetch(
+        self,
+        *globs: str,
+        to: str | Path | None = None,
+        on_file: Callable[[str, int], None] | None = None,
+    ) -> tuple[Fetched, ...]:
+        """Bring files of the run directory here, each verified by SHA-256 and whole or not at all.
+
+        Args:
+            globs: patterns relative to the run directory (default: weights, figures, log, artifacts).
+            to: folder (default: `<artifact_dir>/<run_id>`).
+            on_file: told each path and its size in bytes before it travels.
+
+        Raises:
+            FetchError: a named pattern fits nothing, or a file does not arrive whole.
+        """
+        return fetch_files(
+            self.link,
+            remote_dir=self.record.remote_dir,
+            run_id=self.id,
+            globs=globs,
+            folder=self._folder if to is None else Path(to),
+            on_file=on_file,
+        )
+
+    # Showing ---------------------------------------------------------------------------------
+
+    def plot(self) -> Figure:
+        """Return the curves of loss and metrics as a figure that shows itself."""
+        from kernel_tools.views.figures import plot_metrics
+
+        return plot_metrics(self._watcher.refresh_or_age())
+
+    def show_predictions(
+        self, n: int = 4, *, images_root: str | Path | None = None, worst_first: bool = False
+    ) -> Figure:
+        """Return photographs of the validation set with ground truth and predictions drawn in.
+
+        Args:
+            n: how many.
+            images_root: the data set's folder here (default: where it was staged from).
+            worst_first: begin with the pictures that went worst.
+
+        Raises:
+            FetchError: the photographs, or the predictions, are not to be had.
+        """
+        from kernel_tools.views.figures import show_predictions
+
+        root = images_root or self.record.images_root
+        if root is None or not Path(root).is_dir():
+            raise FetchError(
+                "the data set's photographs are not on this machine.",
+                hint="Name their folder: run.show_predictions(images_root='data/...').",
+            )
+        (predictions,) = self.fetch("evaluation/predictions.json")
+        return show_predictions(predictions.path, Path(root), n, worst_first=worst_first)
+
+    @property
+    def _folder(self) -> Path:
+        return Path(self.record.artifact_dir) / self.id
+
+    def __repr__(self) -> str:
+        snapshot = self.snapshot
+        steps, ranks = snapshot.figure("optimizer_steps"), snapshot.figure("world_size")
+        known = f", world_size={ranks}, optimizer_steps={steps}" if steps is not None else ""
+        return f"<Run {self.id}: {snapshot.state.value}{known}>"
+
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, str]:
+        from kernel_tools.views.static import summary_mimebundle
+
+        return summary_mimebundle(self.snapshot, include=include, exclude=exclude)

@@ -1,0 +1,264 @@
+"""RunWatcher: asks the agent about one run and turns its answers into snapshots.
+
+It keeps the local mirror, judges nothing itself (`state.reduce` does) and never acts on the run. One
+daemon thread polls while somebody holds the watcher; losing contact only ages the contact.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, Protocol
+
+from kernel_tools.errors import AgentError, KernelAuthError, KernelToolsError, WaitTimeoutError
+from kernel_tools.mirror import METRICS, STEPS, RunMirror
+from kernel_tools.redact import redact
+from kernel_tools.registry import RunRecord, write_json
+from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce
+
+POLL_SECONDS: Final = 1.0
+SLOWEST_POLL_SECONDS: Final = 15.0  # after lost contact the pause doubles up to this
+POLL_BYTES: Final = 256 * 1024
+SIGNAL_SECONDS: Final = 0.5  # a wait is cut into these, so that Ctrl-C is seen on every platform
+
+Subscriber = Callable[[RunSnapshot], None]
+
+
+class CallsAgent(Protocol):
+    """The way to the agent of the machine that a run is on; a `Connection` is one."""
+
+    @property
+    def where(self) -> str:
+        """The connection in words, without credentials."""
+
+    def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
+        """Call a function of the agent's API."""
+
+
+class RunWatcher:
+    """The newest snapshot of one run, and who wants to know."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        *,
+        link: CallsAgent,
+        mirror: RunMirror,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._record = record
+        self._link = link
+        self._mirror = mirror
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._polling = threading.Lock()
+        self._wake = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+        self._subscribers: list[Subscriber] = []
+        self._last_answer = clock()
+        self._trouble: KernelToolsError | None = None
+        self._caught_up = False
+        tail = mirror.log_tail()
+        self._snapshot = RunSnapshot(
+            run_id=record.run_id,
+            name=record.name,
+            sync=record.sync or None,
+            where=link.where,
+            local_dir=mirror.folder,
+            metrics=mirror.rows(METRICS),
+            steps=mirror.rows(STEPS),
+            log_tail=tuple(tail.split("\n")) if tail else (),
+            log_size=mirror.offsets().log,
+        )
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """Everything as last seen; frozen."""
+        with self._changed:
+            return self._snapshot
+
+    @property
+    def finished(self) -> bool:
+        """True once the run has ended and its whole log is here."""
+        return self._snapshot.terminal and self._caught_up
+
+    def start(self) -> None:
+        """Start polling in the background, unless that is going on or the run has ended."""
+        with self._changed:
+            self._closed = False
+            if self._thread is None and not self.finished:
+                self._thread = threading.Thread(
+                    target=_watch,
+                    args=(weakref.ref(self), self._wake),
+                    name=f"watch {self._record.run_id}",
+                    daemon=True,
+                )
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stop polling."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._wake.set()
+
+    def hurry(self) -> None:
+        """Poll at once instead of after the pause."""
+        self._wake.set()
+
+    def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
+        """Hand every new snapshot to `subscriber`, from the polling thread; returns the way out."""
+        with self._changed:
+            self._subscribers.append(subscriber)
+
+        def unsubscribe() -> None:
+            with self._changed:
+                if subscriber in self._subscribers:
+                    self._subscribers.remove(subscriber)
+
+        return unsubscribe
+
+    def refresh(self) -> RunSnapshot:
+        """Ask now, until nothing more is to be read; return the new snapshot.
+
+        Raises:
+            KernelError, AgentError: the remote does not answer, or does not know the run.
+        """
+        with self._polling:
+            while self._poll():
+                pass
+            return self.snapshot
+
+    def refresh_or_age(self) -> RunSnapshot:
+        """Like `refresh`, but a line that is down only shows in `contact`."""
+        if not self.finished:
+            try:
+                self.refresh()
+            except KernelToolsError as error:
+                self._note_silence(error)
+        return self.snapshot
+
+    def wait(self, timeout: float | None) -> None:
+        """Block until the run has ended and its log is here.
+
+        Raises:
+            WaitTimeoutError: it goes on after `timeout` seconds.
+            KernelAuthError, AgentError: the remote answers, but will never tell (expired, unknown run).
+        """
+        self.start()
+        deadline = None if timeout is None else self._clock() + timeout
+        with self._changed:
+            while not self.finished:
+                if isinstance(self._trouble, (KernelAuthError, AgentError)):
+                    raise self._trouble
+                left = SIGNAL_SECONDS if deadline is None else deadline - self._clock()
+                if left <= 0:
+                    run_id, state = self._record.run_id, self._snapshot.state.value
+                    raise WaitTimeoutError(
+                        f"{run_id} goes on ({state}) after {timeout:g} s.",
+                        hint=f"%remote_wait {run_id} waits again, %remote_stop {run_id} ends it.",
+                    )
+                self._changed.wait(min(SIGNAL_SECONDS, left))
+
+    # Inside ----------------------------------------------------------------------------------
+
+    def _poll(self) -> bool:
+        """Poll once; return True while there is more to read at once."""
+        have = self._mirror.offsets()
+        answer = self._link.call(
+            "poll",
+            remote_dir=self._record.remote_dir,
+            run_id=self._record.run_id,
+            log_offset=have.log,
+            metrics_offset=have.metrics,
+            steps_offset=have.steps,
+            max_bytes=POLL_BYTES,
+        )
+        text = self._mirror.write_log(answer["log"])
+        metrics = self._mirror.write_rows(METRICS, answer["metrics"])
+        steps = self._mirror.write_rows(STEPS, answer["steps"])
+        more = any(
+            size < int(answer[part]["size"])
+            for part, size in self._mirror.offsets().of_part().items()
+        )
+        event = Polled(
+            status=answer["status"],
+            agent=answer["agent"],
+            agent_alive=bool(answer["agent_alive"]),
+            boot_id=str(answer["boot_id"]),
+            agent_heartbeat_age_seconds=answer.get("agent_heartbeat_age_seconds"),
+            log_text=redact(text),
+            log_size=int(answer["log"]["size"]),
+            metrics=metrics or (),
+            steps=steps or (),
+            artifacts=answer["artifacts"],
+            run_dir=str(answer["run_dir"]),
+        )
+        self._accept(event, caught_up=not more, cut=(metrics is None, steps is None))
+        return more
+
+    def _accept(self, event: Polled, *, caught_up: bool, cut: tuple[bool, bool]) -> None:
+        with self._changed:
+            before = self._snapshot
+            if cut[0]:
+                before = replace(before, metrics=())
+            if cut[1]:
+                before = replace(before, steps=())
+            self._snapshot = reduce(before, event)
+            self._last_answer = self._clock()
+            self._trouble = None
+            self._caught_up = caught_up
+            self._changed.notify_all()
+        if self.finished:
+            write_json(self._mirror.folder / "status.json", dict(self.snapshot.status))
+        self._publish()
+
+    def _note_silence(self, error: KernelToolsError) -> None:
+        with self._changed:
+            age = self._clock() - self._last_answer
+            self._snapshot = reduce(self._snapshot, ContactLost(age))
+            self._trouble = error
+            self._changed.notify_all()
+        self._publish()
+
+    def _publish(self) -> None:
+        with self._changed:
+            subscribers, snapshot = tuple(self._subscribers), self._snapshot
+        for subscriber in subscribers:
+            subscriber(snapshot)
+
+    def _poll_for_thread(self) -> bool:
+        """One round of the thread; return whether the remote answered."""
+        try:
+            self.refresh()
+        except KernelToolsError as error:
+            self._note_silence(error)
+            return False
+        return True
+
+    def _thread_may_end(self) -> bool:
+        with self._changed:
+            if self._closed or self.finished:
+                self._thread = None
+                return True
+            return False
+
+
+def _watch(reference: weakref.ref[RunWatcher], wake: threading.Event) -> None:
+    """Poll until the run has ended, the watcher is closed, or nobody holds it any more."""
+    pause = POLL_SECONDS
+    while True:
+        watcher = reference()
+        if watcher is None or watcher._thread_may_end():  # noqa: SLF001 - the thread is its own
+            return
+        answered = watcher._poll_for_thread()  # noqa: SLF001
+        if watcher._thread_may_end():  # noqa: SLF001
+            return
+        del watcher  # held only while it polls, so that a forgotten run is let go
+        pause = POLL_SECONDS if answered else min(SLOWEST_POLL_SECONDS, 2 * pause)
+        wake.wait(pause)
+        wake.clear()

@@ -1,0 +1,59 @@
+"""What the laptop calls through the kernel: JSON-able keywords in, a JSON-able dict out.
+
+Every function returns at once or within seconds and keeps the kernel free. Expected trouble is
+`AgentError`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Mapping, Optional, Sequence
+
+from . import artifacts, host
+from . import launch as _launch
+from . import monitor as _monitor
+from . import stopping as _stopping
+from .errors import AgentError
+from .files import Json
+
+__all__ = ["AgentError", "files", "inspect_remote", "launch", "list_runs", "poll", "stop"]
+
+
+def launch(
+    remote_dir: str, job: Json, manifest: Mapping[str, Any], secrets_file: Optional[str] = None
+) -> Dict[str, Any]:
+    """Start a run at most once: {"run_id", "run_dir", "started", "state"}; see `launch.launch`."""
+    return _launch.launch(remote_dir, job, manifest, secrets_file)
+
+
+def poll(
+    remote_dir: str,
+    run_id: str,
+    log_offset: int = 0,
+    metrics_offset: int = 0,
+    steps_offset: int = 0,
+    max_bytes: int = 262144,
+) -> Dict[str, Any]:
+    """Return the run and what is new since the offsets; see `monitor.poll`."""
+    return _monitor.poll(remote_dir, run_id, log_offset, metrics_offset, steps_offset, max_bytes)
+
+
+def stop(
+    remote_dir: str, run_id: str, message: str = "stopped by the user", now: bool = False
+) -> Dict[str, Any]:
+    """Ask a run to end: {"state", "asked"}; see `stopping.stop`."""
+    return _stopping.stop(remote_dir, run_id, message=message, now=now)
+
+
+def list_runs(remote_dir: str) -> Dict[str, Any]:
+    """Return {"runs": [...]}, newest first."""
+    return _monitor.list_runs(remote_dir)
+
+
+def files(remote_dir: str, run_id: str, patterns: Sequence[str]) -> Dict[str, Any]:
+    """Return {"files": [{path, size_bytes, sha256}]} of what matches in the run directory now."""
+    return artifacts.files(_launch.run_dir_of(remote_dir, run_id), patterns)
+
+
+def inspect_remote() -> Dict[str, Any]:
+    """Return what machine this is."""
+    return host.inspect()

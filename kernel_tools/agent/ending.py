@@ -1,0 +1,72 @@
+"""When a trainer is to be ended, and by what: the ladder of signals, and what counts as progress."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Optional, Tuple
+
+from .files import file_size, read_json
+
+# Between SIGTERM and SIGKILL once the grace is over; torchrun needs a moment to end its workers.
+# Never more than the grace itself: who grants little wants an end.
+_TERM_SECONDS = 5.0
+_LEAST_TERM_SECONDS = 1.0
+
+
+class Ending:
+    """The ladder: ask, then SIGTERM after the grace, then SIGKILL."""
+
+    def __init__(self, grace_seconds: float) -> None:
+        self.step = ""
+        self._grace = grace_seconds
+        self._term = min(_TERM_SECONDS, max(_LEAST_TERM_SECONDS, grace_seconds))
+        self._since: Optional[float] = None
+
+    def skip_grace(self) -> None:
+        """Go to SIGTERM at once: nothing listens any more."""
+        self._grace = 0.0
+
+    def next(self, *, now: bool) -> str:
+        """Return the step that is due at this moment, "" where it is to be waited."""
+        clock = time.monotonic()
+        if self._since is None:
+            self._since = clock
+        if self.step != "SIGKILL" and now:
+            self.step = "SIGKILL"
+            return self.step
+        if self.step == "" and clock - self._since >= self._grace:
+            self.step, self._since = "SIGTERM", clock
+            return self.step
+        if self.step == "SIGTERM" and clock - self._since >= self._term:
+            self.step, self._since = "SIGKILL", clock
+            return self.step
+        return ""
+
+
+class Progress:
+    """Whether anything moved: step, epoch, or the size of a log."""
+
+    _KEYS = ("state", "phase", "current_epoch", "completed_epochs", "step", "optimizer_steps")
+    _FILES = ("train.log", "metrics.jsonl", "steps.jsonl")
+    _EVERY_SECONDS = 0.5
+
+    def __init__(self, run_dir: str, limit_seconds: Optional[float]) -> None:
+        self._run_dir = run_dir
+        self._limit = limit_seconds
+        self._seen: Tuple[Any, ...] = ()
+        self._moved = time.monotonic()
+        self._looked = 0.0
+
+    def stalled(self) -> bool:
+        """Return whether nothing moved for as long as the limit allows."""
+        now = time.monotonic()
+        if self._limit is None or now - self._looked < self._EVERY_SECONDS:
+            return False
+        self._looked = now
+        status = read_json(os.path.join(self._run_dir, "status.json")) or {}
+        sizes = [file_size(os.path.join(self._run_dir, name)) for name in self._FILES]
+        seen = (*(status.get(key) for key in self._KEYS), *sizes)
+        if seen != self._seen:
+            self._seen, self._moved = seen, now
+        return now - self._moved >= self._limit

@@ -1,0 +1,23 @@
+"""The agent's errors: what is expected to go wrong, said in one sentence without secrets."""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Expected trouble; `str(error)` is one sentence for the user."""
+
+
+class RunNotFoundError(AgentError):
+    """No run of that id is in the remote folder."""
+
+
+class InputError(AgentError):
+    """An input could not be downloaded, verified or unpacked."""
+
+
+class UnsafeArchiveError(InputError):
+    """An archive holds something that must not be unpacked."""
+
+
+class StopRequestedError(Exception):
+    """Raised inside staging when the run was asked to end; carries nothing."""

@@ -1,0 +1,360 @@
+"""One run from its lock to its terminal state: inputs, trainer, limits, end. The agent's main loop."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import time
+import traceback
+from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
+
+from . import control, host, outcome, processes, stage, trainer
+from .control import StopRequest
+from .ending import Ending, Progress
+from .errors import AgentError, StopRequestedError
+from .files import append_line, file_size, read_json, read_slice
+from .finish import finish
+from .heart import Heart
+from .job import Job
+from .launch import discard_secrets, read_secrets, take_lock
+from .outcome import Evidence, Failure, Outcome
+from .status import StatusFile
+from .watchdog import Watchdog
+
+_TICK_SECONDS = 0.1
+# How often the process table is read for what belongs to the run.
+_LOOK_SECONDS = 1.0
+# What a process that outlives its trainer gets between SIGTERM and SIGKILL.
+_LEFTOVER_SECONDS = 2.0
+# After SIGUSR1, which a trainer may answer by its stacks (faulthandler), before it is ended.
+_STACKS_SECONDS = 2.0
+_LOG_TAIL_BYTES = 256 << 10
+
+
+def supervise(run_dir: str, token: str = "") -> int:
+    """Own the run in `run_dir` from here on. 0 also where another process owns it already."""
+    run_dir = os.path.abspath(run_dir)
+    if not take_lock(run_dir, token):
+        return 0
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    processes.adopt_orphans()
+    return Supervisor(run_dir).run()
+
+
+class Supervisor:
+    """The agent of one run."""
+
+    def __init__(self, run_dir: str) -> None:
+        self.run_dir = run_dir
+        self.log = os.path.join(run_dir, "train.log")
+        self.job = Job.of_run(run_dir)
+        self.status = StatusFile(run_dir)
+        self.heart = Heart(run_dir, self.job.run_id)
+        self.watchdog = Watchdog(run_dir)
+        self.began = time.monotonic()
+        self.secrets: Dict[str, Any] = {}
+        self.trainer: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
+        self.known: Set[processes.Identity] = set()
+        self.ranks: Dict[int, Dict[str, Any]] = {}
+        self._looked = 0.0
+        self._host_asks = False
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+
+    def run(self) -> int:
+        """Carry the run to a terminal state; whatever happens, nothing of it is left running."""
+        self.heart.start()
+        self.watchdog.keep()
+        self.heart.update(watchdog={"pid": self.watchdog.pid})
+        try:
+            result = self._attempts() if self._inputs() else self._stopped()
+        except StopRequestedError:
+            result = self._stopped()
+        except AgentError as error:
+            result = _failed(Failure(type(error).__name__, str(error)))
+        except Exception as error:  # noqa: BLE001
+            # A defect of the agent: the log has where, the status says what.
+            traceback.print_exc()
+            result = _failed(Failure(type(error).__name__, f"the agent failed: {error}"))
+        self._end_processes(term_seconds=_LEFTOVER_SECONDS)
+        try:
+            self.heart.update(phase="push")
+            finish(self.run_dir, self.job, result, self.status)
+        finally:
+            self.heart.stop(phase="done", processes=[])
+            discard_secrets(self.run_dir)
+            self.watchdog.dismiss()
+        return 0
+
+    def _inputs(self) -> bool:
+        """Bring every input into place; False where a stop was asked before anything began."""
+        self.heart.update(phase="inputs")
+        self.status.write(state="preparing", phase="inputs", message="", pid=os.getpid())
+        self.secrets = read_secrets(self.run_dir)
+        if self._stop_request() is not None:
+            return False
+        stage.stage_inputs(
+            self.run_dir,
+            self.job,
+            urls=self.secrets.get("inputs") or {},
+            log=lambda line: append_line(self.log, line),
+            progress=self._staged,
+            should_stop=lambda: self._stop_request() is not None,
+            stall_seconds=_minutes(self.job.limits.stall_minutes),
+        )
+        return True
+
+    def _staged(self, rows: List[Dict[str, Any]]) -> None:
+        """Tell how far the inputs are; called about twice a second while they come."""
+        self.heart.update(inputs=rows)
+        coming = ["{} {:.0f} %".format(row["name"], row["percent"]) for row in rows]
+        self.status.write(message="inputs: " + ", ".join(coming) if coming else "")
+
+    def _attempts(self) -> Outcome:
+        """Start the trainer, and again after a crash as often as the job allows."""
+        checkpoint = self._absolute(self.job.resume_checkpoint)
+        attempt = 1
+        while True:
+            result = self._attempt(attempt, checkpoint)
+            last = os.path.join(self.run_dir, "weights", "last.pt")
+            if not result.crashed or attempt > self.job.max_restarts or self._stop_request():
+                return result
+            append_line(self.log, f"attempt_failed={attempt} {result.message}")
+            checkpoint = last if os.path.isfile(last) else checkpoint
+            attempt += 1
+
+    def _attempt(self, attempt: int, checkpoint: str) -> Outcome:
+        self._clear_reasons(attempt)
+        command = trainer.build(
+            self.job,
+            run_dir=self.run_dir,
+            secret_env=self.secrets.get("env") or {},
+            attempt=attempt,
+            resume_checkpoint=checkpoint,
+            inherited=os.environ,
+        )
+        self.heart.update(phase="starting", attempt=attempt)
+        # A trainer that resumes counts one up from what it finds.
+        told = (attempt - 1 or None) if checkpoint and self.job.kind == "detector" else attempt
+        changes: Dict[str, Any] = {"attempt": told, "resumed_from": checkpoint or None}
+        if self.job.kind == "detector":
+            changes.update(state="preparing", phase="starting", message="starting the trainer")
+        else:  # it may never write a status of its own
+            changes.update(state="training", phase="train", message="")
+        self.status.write(**changes)
+        log_start = file_size(self.log)
+        oom_before = host.oom_kills()
+        self._start(command)
+        evidence = self._watch(log_start)
+        oom_after = host.oom_kills()
+        killed = oom_before is not None and oom_after is not None and oom_after > oom_before
+        return outcome.judge(dataclasses.replace(evidence, out_of_memory=killed))
+
+    def _start(self, command: trainer.Command) -> None:
+        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self.trainer = subprocess.Popen(
+                command.argv, cwd=os.path.join(self.run_dir, "work"), env=dict(command.environment),
+                stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
+                start_new_session=True, close_fds=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise AgentError(f"cannot start {command.argv[0]}: {error.strerror}") from error
+        finally:
+            os.close(descriptor)
+        self.ranks = {}
+        row = processes.find(self.trainer.pid)
+        self.known = set() if row is None else {row.identity}
+        self.heart.update(
+            trainer={
+                "pid": self.trainer.pid,
+                "start_time": None if row is None else row.started,
+                "processes": command.processes,
+                "exit_code": None,
+            },
+            processes=sorted(self.known),
+        )
+
+    def _watch(self, log_start: int) -> Evidence:
+        """Wait for the trainer's end, or bring it about; nothing of the attempt is left after it."""
+        child = self.trainer
+        if child is None:
+            raise AssertionError("no trainer was started")
+        ending = Ending(self.job.limits.grace_seconds)
+        progress = Progress(self.run_dir, _minutes(self.job.limits.stall_minutes))
+        started = time.monotonic()
+        own_failure: Optional[Failure] = None
+        while child.poll() is None:
+            self._look()
+            self._limits(started)
+            stop = self._stop_request()
+            if stop is None and own_failure is None and progress.stalled():
+                own_failure = self._stalled()
+                ending.skip_grace()
+            if stop is not None or own_failure is not None:
+                step = ending.next(now=stop is not None and stop.now)
+                if step == "SIGTERM":
+                    child.send_signal(signal.SIGTERM)
+                elif step == "SIGKILL":
+                    self._end_processes(term_seconds=0)
+                self._mark_stopping(stop)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(_TICK_SECONDS)
+        self._end_processes(term_seconds=0 if ending.step == "SIGKILL" else _LEFTOVER_SECONDS)
+        return self._gather(child.returncode, log_start, ending.step, own_failure)
+
+    def _gather(
+        self, exit_code: int, log_start: int, forced: str, own_failure: Optional[Failure]
+    ) -> Evidence:
+        start = max(log_start, file_size(self.log) - _LOG_TAIL_BYTES)
+        text = read_slice(self.log, start, _LOG_TAIL_BYTES).decode("utf-8", "replace")
+        reasons = outcome.read_reasons(self.run_dir)
+        reported = () if self.job.kind == "command" else outcome.parse_report(text)
+        codes = dict(reported)
+        codes.update({r.rank: r.exit_code for r in reasons if r.exit_code is not None})
+        if exit_code == 0:
+            codes.update({rank: 0 for rank in self.ranks if rank not in codes})
+        for rank, code in codes.items():
+            self.ranks.setdefault(rank, {"rank": rank, "pid": None})["exit_code"] = code
+        self.heart.update(
+            ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
+            trainer={
+                "pid": None if self.trainer is None else self.trainer.pid,
+                "exit_code": exit_code,
+            },
+        )
+        return Evidence(
+            kind=self.job.kind,
+            exit_code=exit_code,
+            reasons=reasons,
+            reported=reported,
+            rank_errors=outcome.read_elastic_errors(self.run_dir),
+            log_errors=outcome.parse_tracebacks(text),
+            stop=self._stop_request(),
+            forced=forced,
+            own_failure=own_failure,
+        )
+
+    def _look(self) -> None:
+        """Record what belongs to the run, so that it is found even when its parents are gone."""
+        now = time.monotonic()
+        if now - self._looked < _LOOK_SECONDS:
+            return
+        self._looked = now
+        self.watchdog.keep()
+        found = self._find()
+        fresh = {process.identity for process in found.values()} - self.known
+        self.known = {process.identity for process in found.values()}
+        for pid, _ in fresh:
+            rank = processes.environment_of(pid).get("RANK", "")
+            parent = found[pid].parent
+            # Data loader processes inherit their rank's environment; the rank is torchrun's child.
+            if rank.isdigit() and self.trainer is not None and parent == self.trainer.pid:
+                self.ranks[int(rank)] = {"rank": int(rank), "pid": pid, "exit_code": None}
+        phase = (read_json(self.status.path) or {}).get("phase")
+        self.heart.update(
+            phase=phase if phase in ("train", "eval") else "starting",
+            processes=sorted(self.known),
+            ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
+            watchdog={"pid": self.watchdog.pid},
+        )
+        processes.reap_orphans(keep=self._own_pids())
+
+    def _find(self) -> Dict[int, processes.Process]:
+        return processes.of_run(
+            self.run_dir, recorded=self.known, parents=self._orphans(), exclude=self._helpers()
+        )
+
+    def _orphans(self) -> Tuple[int, ...]:
+        """Our own pid: what the trainer leaves behind becomes our child."""
+        return (os.getpid(),) if self.trainer is not None else ()
+
+    def _helpers(self) -> FrozenSet[int]:
+        return frozenset(pid for pid in (os.getpid(), self.watchdog.pid) if pid)
+
+    def _own_pids(self) -> FrozenSet[int]:
+        child = () if self.trainer is None else (self.trainer.pid,)
+        return self._helpers() | frozenset(child)
+
+    def _end_processes(self, *, term_seconds: float) -> None:
+        left = processes.end_all(self._find, term_seconds=term_seconds)
+        if self.trainer is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.trainer.wait(1.0)
+        processes.reap_orphans(keep=self._own_pids())
+        if left:
+            append_line(self.log, f"cannot_be_killed={[row.pid for row in left]}")
+        self.known = {row.identity for row in left}
+
+    def _stop_request(self) -> Optional[StopRequest]:
+        if self._host_asks:
+            self._host_asks = False
+            message = "the host asked the agent to end (SIGTERM)"
+            control.ask_stop(self.run_dir, StopRequest(control.STOPPED, message))
+        return control.read_stop(self.run_dir)
+
+    def _limits(self, trainer_started: float) -> None:
+        """Ask for the end where a limit is reached."""
+        limits, now = self.job.limits, time.monotonic()
+        reached = None
+        if limits.timeout_seconds is not None and now - trainer_started >= limits.timeout_seconds:
+            reached = f"the time limit of {limits.timeout_seconds:g} s (--timeout) was reached"
+        elif limits.max_hours is not None and now - self.began >= limits.max_hours * 3600:
+            reached = f"the limit of {limits.max_hours:g} h (--max-hours) was reached"
+        if reached is not None:
+            control.ask_stop(self.run_dir, StopRequest(control.TIMED_OUT, reached))
+
+    def _stalled(self) -> Failure:
+        """Ask every rank that listens for its stacks, and name what was seen."""
+        for rank in self.ranks.values():
+            if rank["pid"] and processes.catches(rank["pid"], signal.SIGUSR1):
+                with contextlib.suppress(OSError):
+                    os.kill(rank["pid"], signal.SIGUSR1)
+        time.sleep(_STACKS_SECONDS)
+        minutes = self.job.limits.stall_minutes
+        message = (
+            f"stalled: no new step and no new log line for {minutes or 0:g} min (--stall-minutes)"
+        )
+        append_line(self.log, message)
+        return Failure("Stalled", message)
+
+    def _mark_stopping(self, stop: Optional[StopRequest]) -> None:
+        """Say that the end was asked, where the trainer writes no status that could say it."""
+        if stop is None or self.job.kind == "detector" or not self.status.untouched():
+            return
+        self.status.write(state="stopping", message=stop.message)
+
+    def _clear_reasons(self, attempt: int) -> None:
+        """Put what an earlier attempt left out of the way of this one's."""
+        for name in ("reasons", "errors", trainer.ELASTIC_FOLDER):
+            folder = os.path.join(self.run_dir, name)
+            if attempt > 1 and os.path.isdir(folder):
+                os.replace(folder, f"{folder}-attempt{attempt - 1}")
+            os.makedirs(folder, exist_ok=True)
+
+    def _stopped(self) -> Outcome:
+        stop = self._stop_request() or StopRequest(control.STOPPED, "stopped")
+        return Outcome(stop.reason, (stop.message or stop.reason) + " before the trainer started")
+
+    def _absolute(self, checkpoint: Optional[str]) -> str:
+        if not checkpoint:
+            return ""
+        remote_dir = os.path.dirname(os.path.dirname(self.run_dir))
+        path = os.path.join(remote_dir, checkpoint)
+        if not os.path.isfile(path):
+            raise AgentError(f"the checkpoint to resume from is not there: {checkpoint}")
+        return path
+
+    def _on_sigterm(self, _number: int, _frame: Any) -> None:
+        self._host_asks = True
+
+
+def _failed(failure: Failure) -> Outcome:
+    return Outcome("failed", failure.message, failure)
+
+
+def _minutes(value: Optional[float]) -> Optional[float]:
+    return None if not value else value * 60.0

@@ -1,0 +1,360 @@
+"""Inputs: downloaded once, verified, unpacked whole or not at all, linked where the job wants them."""
+
+import contextlib
+import hashlib
+import http.server
+import io
+import json
+import os
+import sys
+import tarfile
+import threading
+
+import pytest
+from kernel_tools_agent import stage
+from kernel_tools_agent.download import download
+from kernel_tools_agent.errors import InputError
+
+from .conftest import wait_until
+
+SECRET_QUERY = "?X-Amz-Credential=key&X-Amz-Signature=5ec4e7516"
+
+
+class Store:
+    """A small HTTP server with ranges; `cut` ends the connection after so many bytes of a body."""
+
+    def __init__(self):
+        self.objects, self.requests, self.sent = {}, [], 0
+        self.cut = self.refuse = self.gate = None
+        store = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                store.answer(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
+        self.thread.start()
+
+    def url(self, key):
+        return f"http://127.0.0.1:{self.server.server_port}/bucket/{key}{SECRET_QUERY}"
+
+    def answer(self, handler):
+        key = handler.path.split("?")[0][len("/bucket/") :]
+        self.requests.append((key, handler.headers.get("Range")))
+        if self.refuse is not None:
+            status, body, headers = self.refuse
+            handler.send_response_only(status)
+            for name, value in headers.items():
+                handler.send_header(name, value)
+            handler.send_header("Content-Length", str(len(body)))
+            handler.end_headers()
+            handler.wfile.write(body)
+            return
+        if key not in self.objects:
+            handler.send_error(404)
+            return
+        data, start = self.objects[key], 0
+        asked = handler.headers.get("Range")
+        if asked:
+            start = int(asked[len("bytes=") : -1])
+            if start >= len(data):
+                handler.send_error(416)
+                return
+            handler.send_response(206)
+            handler.send_header(
+                "Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"
+            )
+        else:
+            handler.send_response(200)
+        body = data[start:]
+        handler.send_header("Content-Length", str(len(body)))
+        handler.end_headers()
+        if self.gate is not None:
+            handler.wfile.write(body[:100])
+            self.gate.wait(60)
+            body = body[100:]
+        if self.cut is not None:
+            body = body[: self.cut]
+            handler.close_connection = True
+        self.sent += len(body)
+        with contextlib.suppress(OSError):
+            handler.wfile.write(body)
+
+    def close(self):
+        if self.gate is not None:
+            self.gate.set()
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def store():
+    place = Store()
+    yield place
+    place.close()
+
+
+def sha(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def tar(files):
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data in files.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+COINS = tar({"coins/data.yaml": b"nc: 1\n", "coins/images/0001.png": b"png" * 1000})
+SHOW = "import os; [print(os.path.join(b, n)) for b, _, s in os.walk('data', followlinks=True) for n in sorted(s)]"
+
+
+def dataset(data, dest="data/coins", **fields):
+    entry = {
+        "kind": "dataset", "name": "coins", "object": "datasets/coins.tar", "size_bytes": len(data),
+        "sha256": sha(data), "dest": dest, "format": "tar",
+    }  # fmt: skip
+    entry.update(fields)
+    return entry
+
+
+def run(remote, store, run_id, inputs, wait=True):
+    secrets = {"inputs": {one["object"]: store.url(one["object"]) for one in inputs}, "env": {}}
+    os.makedirs(os.path.join(remote.root, "secrets"), exist_ok=True)
+    with open(os.path.join(remote.root, "secrets", run_id + ".json"), "w") as stream:
+        json.dump(secrets, stream)
+    job = remote.job(run_id, argv=[sys.executable, "-c", SHOW], inputs=inputs)
+    remote.launch_job(job, secrets_file=f"secrets/{run_id}.json")
+    return remote.wait_end(run_id) if wait else None
+
+
+def datasets(remote):
+    folder = os.path.join(remote.root, "datasets")
+    return sorted(name for name in os.listdir(folder) if not name.startswith(".lock"))
+
+
+def test_a_data_set_is_there_when_the_trainer_starts(remote, store):
+    store.objects["datasets/coins.tar"] = COINS
+    end = run(remote, store, "stage", [dataset(COINS, file_count=2, content_bytes=3006)])
+    assert end["state"] == "completed"
+    log = remote.text("stage", "train.log")
+    assert log.startswith("remote_dataset_ready=data/coins\n")
+    assert "data/coins/data.yaml\ndata/coins/images/0001.png\n" in log
+    assert datasets(remote) == [sha(COINS)]
+    with open(os.path.join(remote.root, "datasets", sha(COINS), "marker.json")) as stream:
+        marker = json.load(stream)
+    assert (marker["sha256"], marker["size_bytes"]) == (sha(COINS), len(COINS))
+    assert (marker["file_count"], marker["content_bytes"]) == (2, 3006)
+    (row,) = remote.poll("stage")["agent"]["inputs"]
+    assert (row["name"], row["state"], row["bytes"]) == ("coins", "ready", len(COINS))
+
+
+def test_what_is_there_is_not_downloaded_again(remote, store):
+    store.objects["datasets/coins.tar"] = COINS
+    run(remote, store, "first", [dataset(COINS)])
+    run(remote, store, "second", [dataset(COINS, dest="data/other")])
+    assert len(store.requests) == 1
+    assert "data/other/data.yaml" in remote.text("second", "train.log")
+
+
+@pytest.mark.parametrize(
+    ("files", "dest"),
+    [
+        ({"coins-v2/data.yaml": b"1"}, "data/coins"),
+        ({"data/coins/data.yaml": b"1"}, "data/coins"),
+        ({"data.yaml": b"1", "images/a": b"2"}, "data/coins"),
+        ({"__MACOSX/x": b"", "whatever/data.yaml": b"1"}, "data/coins"),
+        ({"data.yaml": b"1"}, "data/coins"),
+        ({"deep/data.yaml": b"1"}, "data/a/b/coins"),
+    ],
+    ids=["other top", "whole path", "several tops", "desktop junk", "one file", "deeper dest"],
+)
+def test_the_expected_root_holds_the_content_whatever_the_archives_top(remote, store, files, dest):
+    data = tar(files)
+    store.objects["datasets/coins.tar"] = data
+    assert run(remote, store, "root", [dataset(data, dest=dest)])["state"] == "completed"
+    assert os.path.isfile(os.path.join(remote.dir("root"), "work", dest, "data.yaml"))
+
+
+def test_a_plain_file_goes_to_its_destination_among_the_code(remote, store):
+    store.objects["weights/b0.pt"] = b"weights"
+    entry = {
+        "kind": "file", "name": "b0", "object": "weights/b0.pt", "size_bytes": 7, "sha256": None,
+        "dest": "data/pre/b0.pt", "format": "file",
+    }  # fmt: skip
+    assert run(remote, store, "file", [entry])["state"] == "completed"
+    with open(os.path.join(remote.dir("file"), "work", "data", "pre", "b0.pt"), "rb") as stream:
+        assert stream.read() == b"weights"
+
+
+def test_several_inputs_come_together(remote, store):
+    inputs = []
+    for number in range(6):
+        data = tar({f"d/{number}": b"x" * number})
+        name = f"set{number}.tar"
+        store.objects[name] = data
+        inputs.append(dataset(data, dest="data/" + str(number), object=name, name=name))
+    assert run(remote, store, "many", inputs)["state"] == "completed"
+    assert len(datasets(remote)) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sha256": "0" * 64}, "is not what was staged"),
+        ({"size_bytes": 5}, "was replaced"),
+        ({"file_count": 1}, "more files"),
+        ({"format": "zip"}, "not a zip"),
+        ({"object": "absent.tar"}, "not in the store"),
+    ],
+)
+def test_what_is_not_right_fails_and_leaves_nothing(remote, store, change, message):
+    store.objects["datasets/coins.tar"] = COINS
+    end = run(remote, store, "wrong", [dataset(COINS, **change)])
+    assert end["state"] == "failed"
+    assert message in end["message"]
+    assert end["error"]["type"] in ("InputError", "UnsafeArchiveError")
+    assert datasets(remote) == []
+    assert "X-Amz" not in remote.text("wrong", "status.json") + remote.text("wrong", "train.log")
+    assert "5ec4e7516" not in remote.text("wrong", "agent.log")
+
+
+def test_a_stop_while_inputs_come_ends_the_run(remote, store):
+    store.objects["datasets/coins.tar"] = COINS
+    store.gate = threading.Event()
+    run(remote, store, "halt", [dataset(COINS)], wait=False)
+    wait_until(lambda: store.requests)
+    remote.stop("halt")
+    store.gate.set()
+    end = remote.wait_end("halt")
+    assert (end["state"], end["message"]) == (
+        "stopped",
+        "stopped by the user before the trainer started",
+    )
+
+
+def fetch(store, tmp_path, data, **fields):
+    arguments = {
+        "name": "coins", "size_bytes": len(data), "sha256": sha(data),
+        "tick": lambda have: None, "wait": lambda seconds: None,
+    }  # fmt: skip
+    arguments.update(fields)
+    return download(store.url("o"), str(tmp_path / "part"), **arguments)
+
+
+def test_a_connection_that_breaks_again_and_again_is_resumed(store, tmp_path):
+    data = os.urandom(1_000_000)
+    store.objects["o"], store.cut = data, 150_000
+    assert fetch(store, tmp_path, data) == sha(data)
+    assert (tmp_path / "part").read_bytes() == data
+    assert store.sent <= 1.3 * len(data)
+    assert store.requests[1][1].startswith("bytes=")
+
+
+def test_an_earlier_part_is_gone_on_from(store, tmp_path):
+    data = os.urandom(100_000)
+    store.objects["o"] = data
+    (tmp_path / "part").write_bytes(data[:60_000])
+    assert fetch(store, tmp_path, data) == sha(data)
+    assert store.requests == [("o", "bytes=60000-")]
+    assert store.sent == 40_000
+
+
+def test_an_earlier_part_of_something_else_is_found_out(store, tmp_path):
+    data = os.urandom(100_000)
+    store.objects["o"] = data
+    (tmp_path / "part").write_bytes(b"x" * 60_000)
+    with pytest.raises(InputError, match="is not what was staged"):
+        fetch(store, tmp_path, data)
+    assert not (tmp_path / "part").exists()
+    assert fetch(store, tmp_path, data) == sha(data)
+
+
+def test_a_store_that_is_down_is_named_and_not_its_link(store, tmp_path):
+    url = store.url("o")
+    port = store.server.server_port
+    store.close()
+    waits = []
+    with pytest.raises(InputError) as caught:
+        download(
+            url, str(tmp_path / "part"), name="coins", size_bytes=1, sha256=None,
+            tick=lambda have: None, wait=waits.append,
+        )  # fmt: skip
+    assert f"the store at 127.0.0.1:{port} cannot be reached" in str(caught.value)
+    assert "X-Amz" not in str(caught.value)
+    assert waits == [0.5, 1.0, 2.0, 4.0, 8.0, 8.0]
+    store.close = lambda: None
+
+
+XML = b"<Error><Code>%s</Code><Message>%s</Message></Error>"
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "message", "date", "words"),
+    [
+        (403, b"AccessDenied", b"Request has expired", None, "has expired: launch again"),
+        (403, b"SignatureDoesNotMatch", b"no", None, "MINIO_PUBLIC_ENDPOINT"),
+        (403, b"AccessDenied", b"Access Denied.", None, "403 AccessDenied"),
+        (403, b"RequestTimeTooSkewed", b"", "Mon, 01 Jan 2035 00:00:00 GMT", "s behind the store"),
+        (403, b"AccessDenied", b"", "Mon, 01 Jan 2001 00:00:00 GMT", "s ahead of the store"),
+        (404, b"NoSuchKey", b"", None, "not in the store (404)"),
+    ],
+)
+def test_a_refusal_is_explained(store, tmp_path, status, code, message, date, words):
+    store.refuse = (status, XML % (code, message), {"Date": date} if date else {})
+    with pytest.raises(InputError) as caught:
+        fetch(store, tmp_path, b"x")
+    assert words in str(caught.value)
+    assert "Signature=" not in str(caught.value)
+
+
+def test_a_store_that_hiccups_is_asked_again(store, tmp_path):
+    store.objects["o"] = b"data"
+    store.refuse = (503, b"", {})
+
+    def wait(_seconds):
+        store.refuse = None
+
+    assert fetch(store, tmp_path, b"data", wait=wait) == sha(b"data")
+
+
+def test_a_killed_unpacking_leaves_no_data_set_and_the_next_cleans_up(remote, store):
+    store.objects["datasets/coins.tar"] = COINS
+    left = os.path.join(remote.root, "datasets", f".new-{sha(COINS)}-dead", "content")
+    os.makedirs(left)
+    half = os.path.join(remote.root, "datasets", sha(COINS), "content")
+    os.makedirs(half)  # without a marker: not a data set
+    assert run(remote, store, "clean", [dataset(COINS)])["state"] == "completed"
+    assert datasets(remote) == [sha(COINS)]
+    assert len(store.requests) == 1
+
+
+def test_a_disk_that_is_too_small_is_said_before_the_download(remote, store, tmp_path):
+    store.objects["datasets/coins.tar"] = COINS
+    end = run(remote, store, "small", [dataset(COINS, content_bytes=1 << 60)])
+    assert end["state"] == "failed"
+    assert end["message"].startswith("the disk is too small for coins: it needs ")
+    assert store.requests == []
+
+
+def test_staged_files_are_read_only(remote, store):
+    store.objects["datasets/coins.tar"] = COINS
+    run(remote, store, "ro", [dataset(COINS)])
+    path = os.path.join(remote.dir("ro"), "work", "data", "coins", "data.yaml")
+    assert os.stat(path).st_mode & 0o222 == 0
+
+
+def test_the_datasets_folder_can_be_elsewhere(remote, tmp_path):
+    job = stage.Job.from_json(remote.job("x", datasets_dir=str(tmp_path / "big")))
+    assert stage.datasets_dir("/r/runs/x", job) == str(tmp_path / "big")
+    job = stage.Job.from_json(remote.job("x"))
+    assert stage.datasets_dir("/r/runs/x", job) == "/r/datasets"

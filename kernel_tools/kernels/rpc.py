@@ -1,0 +1,297 @@
+"""Calls from here to the agent there: one idempotent cell a call, repeated when the line drops.
+
+The agent's package is laid on the remote once per content and loaded under a name made of its hash, so
+an old notebook and a new one can talk to the same machine. Nothing is started twice by a repeat: that
+is the agent's promise, and why cells are repeated here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from kernel_tools.agent import bootstrap
+from kernel_tools.errors import (
+    AgentError,
+    KernelConnectionError,
+    KernelTimeoutError,
+    KernelToolsError,
+    RemoteExecutionError,
+    RunNotFoundError,
+    SyncError,
+)
+from kernel_tools.kernels.base import CellResult, RemoteKernel, backoff_seconds
+from kernel_tools.kernels.cells import call_cell
+
+AGENT_PACKAGE: Final = "kernel_tools_agent"
+# A file up to this size goes in a pack inside the code of a cell: one round trip instead of four.
+INLINE_BYTES: Final = 1024 * 1024
+# Raw bytes after which a pack is closed: together with the last file, as base64, under the server's limit.
+PACK_BYTES: Final = 4 * 1024 * 1024
+# A busy Kaggle session answered after 15 s, measured; a half-open line never does.
+ATTEMPT_SECONDS: Final = 20.0
+# What the agent raises for a caller to catch, by class name there.
+AGENT_ERRORS: Final[Mapping[str, type[KernelToolsError]]] = {
+    "AgentError": AgentError,
+    "RunNotFoundError": RunNotFoundError,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Blob:
+    """Content on its way. `read` gives the bytes that `sha256` names; `path`, where it lies in a file
+    that is large, lets them be streamed instead.
+    """
+
+    sha256: str
+    size: int
+    read: Callable[[], bytes]
+    path: Path | None = None
+
+    @classmethod
+    def of(cls, data: bytes) -> Blob:
+        """Wrap bytes that are at hand."""
+        return cls(hashlib.sha256(data).hexdigest(), len(data), lambda: data)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSource:
+    """The agent as it travels.
+
+    Attributes:
+        contents: bytes by name in the package.
+        manifest: `{name: [mode, sha256]}`, what the remote lays as `agent/<hash>/kernel_tools_agent`.
+        hash: twelve hex digits that name all of it.
+    """
+
+    contents: Mapping[str, bytes]
+    manifest: Mapping[str, Sequence[int | str]]
+    hash: str
+
+    @property
+    def digests(self) -> tuple[str, ...]:
+        """The SHA-256 of each file."""
+        return tuple(str(digest) for _, digest in self.manifest.values())
+
+    @property
+    def blobs(self) -> tuple[Blob, ...]:
+        """The files, ready to be sent."""
+        return tuple(Blob.of(data) for data in self.contents.values())
+
+
+@cache
+def agent_source() -> AgentSource:
+    """Read the agent's modules from where `kernel_tools.agent` lies; kept for the process's life."""
+    folder = Path(bootstrap.__file__).resolve().parent
+    contents = {path.name: path.read_bytes() for path in sorted(folder.glob("*.py"))}
+    manifest: dict[str, Sequence[int | str]] = {
+        name: (0o644, hashlib.sha256(data).hexdigest()) for name, data in contents.items()
+    }
+    return AgentSource(contents, manifest, bootstrap.hash12(manifest))
+
+
+class AgentClient:
+    """The agent on one kernel's machine, below one remote folder.
+
+    Args:
+        kernel: the line; calls take turns on it.
+        remote_dir: POSIX path on the remote; a relative one is resolved there once, by the first call.
+        sleep, clock: for tests.
+    """
+
+    def __init__(
+        self,
+        kernel: RemoteKernel,
+        remote_dir: str,
+        *,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.kernel = kernel
+        self._remote_dir = remote_dir
+        self._resolved = False
+        self._source = agent_source()
+        self._sleep = sleep
+        self._clock = clock
+
+    @property
+    def agent_hash(self) -> str:
+        """Names the agent's content; twelve hex digits."""
+        return self._source.hash
+
+    @property
+    def remote_dir(self) -> str:
+        """The absolute folder on the remote (one round trip the first time)."""
+        if not self._resolved:
+            self.missing(())
+        return self._remote_dir
+
+    def call(
+        self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any
+    ) -> dict[str, Any]:
+        """Call `api.<function>(**arguments)` of the agent, laying the agent first where it is absent.
+
+        Raises:
+            AgentError: the agent refused or failed.
+            RunNotFoundError: there is no such run.
+            KernelError: the line or the kernel; a lost line is retried until the time is up.
+        """
+        remote_dir = self.remote_dir
+        call = {
+            "module": f"_kernel_tools_agent_{self._source.hash}",
+            "folder": f"{remote_dir}/agent/{self._source.hash}/{AGENT_PACKAGE}",
+            "api": "api",
+            "function": function,
+            "arguments": arguments,
+        }
+        if function != "inspect_remote":
+            arguments.setdefault("remote_dir", remote_dir)
+        reply = self._ask(call, timeout_seconds=timeout_seconds)
+        if reply.get("error", {}).get("type") == "AgentMissing":
+            self.ensure_agent()
+            reply = self._ask(call, timeout_seconds=timeout_seconds)
+        return _result_of(reply, function)
+
+    def ensure_agent(self) -> str:
+        """Lay the agent on the remote unless it is there; return the folder that holds its package."""
+        self.send(self._pick(self._source.blobs, self.missing(self._source.digests)))
+        return f"{self._remote_dir}/agent/{self._source.hash}"
+
+    def upload(self, blobs: Iterable[Blob]) -> frozenset[str]:
+        """Send what the remote lacks of `blobs` and of the agent; return the digests that were sent.
+
+        Two round trips for up to 1 MiB compressed, one where nothing is missing.
+        """
+        blobs = (*self._source.blobs, *blobs)
+        missing = self.missing(blob.sha256 for blob in blobs)
+        if missing:
+            self.send(self._pick(blobs, missing))
+        return frozenset(missing)
+
+    def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
+        """Ask which contents the remote lacks; learns the absolute `remote_dir` by the way."""
+        result = self._bootstrap(
+            "missing", {"remote_dir": self._remote_dir, "digests": list(digests)}
+        )
+        self._remote_dir = str(result["remote_dir"])
+        self._resolved = True
+        return tuple(result["missing"])
+
+    def send(self, blobs: Iterable[Blob]) -> None:
+        """Send these contents, then lay the agent's folder. Safe to repeat.
+
+        Raises:
+            SyncError: a large file changed while it was being sent.
+        """
+        held: list[bytes] = []
+        for blob in blobs:
+            if blob.size > INLINE_BYTES:
+                self._send_alone(blob)
+                continue
+            held.append(blob.read())
+            # Compressing what is held anew for each file would be quadratic; raw size is the safe side.
+            if sum(map(len, held)) > PACK_BYTES:
+                self._receive(held)
+                held = []
+        self._receive(held)
+
+    def put_secrets(self, run_id: str, payload: Mapping[str, Any]) -> str:
+        """Write `secrets/<run_id>.json` (0600, its folder 0700); return its path on the remote.
+
+        The content travels as a file, never inside code.
+        """
+        path = f"{self.remote_dir}/secrets/{run_id}.json"
+        self.kernel.put_file(json.dumps(payload).encode(), path, mode=0o600)
+        return path
+
+    @staticmethod
+    def _pick(blobs: Iterable[Blob], digests: Iterable[str]) -> Iterable[Blob]:
+        known = {blob.sha256: blob for blob in blobs}
+        return (known[digest] for digest in digests)
+
+    def _send_alone(self, blob: Blob) -> None:
+        """Straight to its place: `put_file` is whole or nothing too, and the remote hashes it again."""
+        digest = blob.sha256
+        source = blob.read() if blob.path is None else blob.path
+        self.kernel.put_file(source, f"{self.remote_dir}/blobs/{digest[:2]}/{digest}")
+        if self.missing([digest]):
+            raise SyncError(f"{blob.path} changed while it was being sent.", hint="Sync again.")
+
+    def _receive(self, contents: list[bytes]) -> None:
+        manifest = {"hash": self._source.hash, "files": self._source.manifest}
+        arguments = {"remote_dir": self.remote_dir, "agent_manifest": manifest}
+        self._bootstrap("receive", arguments, blob=bootstrap.pack(contents))
+
+    def _bootstrap(
+        self, function: str, arguments: dict[str, Any], *, blob: bytes | None = None
+    ) -> dict[str, Any]:
+        call = {
+            "module": f"_kernel_tools_bootstrap_{self._source.hash}",
+            "source": self._source.contents["bootstrap.py"].decode(),
+            "function": function,
+            "arguments": arguments,
+        }
+        if blob is not None:
+            call["blob"] = "archive"
+        return _result_of(self._ask(call, timeout_seconds=60.0, blob=blob), function)
+
+    def _ask(
+        self, call: Mapping[str, Any], *, timeout_seconds: float, blob: bytes | None = None
+    ) -> dict[str, Any]:
+        deadline = self._clock() + timeout_seconds
+        for wait in backoff_seconds():
+            remaining = deadline - self._clock()
+            nonce = f"<{secrets.token_hex(8)}>"
+            try:
+                result = self.kernel.execute(
+                    call_cell(nonce, call, blob=blob),
+                    timeout_seconds=max(0.1, min(remaining, ATTEMPT_SECONDS)),
+                )
+                return _reply_of(result, nonce)
+            except (KernelConnectionError, KernelTimeoutError):
+                if self._clock() + wait >= deadline:
+                    raise
+            self._sleep(wait)
+        raise AssertionError  # pragma: no cover - the waits never end
+
+
+def _reply_of(result: CellResult, nonce: str) -> dict[str, Any]:
+    """Find the reply's line among whatever else was printed.
+
+    Raises:
+        KernelConnectionError: it is not there or not whole (the server drops output above 1 MB/s).
+        RemoteExecutionError: the frame itself raised.
+    """
+    start = result.stdout.rfind(nonce)
+    if start < 0 and result.error is not None and result.error.ename != "KeyboardInterrupt":
+        raise RemoteExecutionError(result.error.ename, result.error.evalue, result.error.traceback)
+    line = result.stdout[start + len(nonce) :].split("\n", 1)[0] if start >= 0 else ""
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        raise KernelConnectionError("The reply of a cell was lost on the way.") from None
+    assert isinstance(reply, dict)
+    return reply
+
+
+def _result_of(reply: Mapping[str, Any], function: str) -> dict[str, Any]:
+    error = reply.get("error")
+    if error is None:
+        result = reply["result"]
+        assert isinstance(result, dict)
+        return result
+    known = AGENT_ERRORS.get(error["type"])
+    if known is not None:
+        raise known(error["message"])
+    trace = tuple(error.get("traceback", "").splitlines())
+    cause = RemoteExecutionError(error["type"], error["message"], trace)
+    raise AgentError(
+        f"The agent failed at {function}: {error['type']}: {error['message']}"
+    ) from cause

@@ -53,7 +53,7 @@ def _process_start_by_ps(pid: int) -> str | None:
 
 def is_alive(process: dict[str, Any] | None) -> bool:
     """True where `{"pid", "start_time"}` names a running process, and that very one."""
-    return bool(process) and process_start(int(process["pid"])) == process["start_time"]
+    return process is not None and process_start(int(process["pid"])) == process["start_time"]
 
 
 def describe(pid: int) -> dict[str, Any]:

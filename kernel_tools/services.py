@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -30,9 +29,6 @@ DEFAULT_IDLE_SECONDS: Final = 600.0
 READY_SECONDS: Final = 60.0
 # A port that was free when it was chosen can be taken a moment later; then all is chosen anew.
 ATTEMPTS: Final = 3
-# Below the ports that Linux and macOS give to outgoing connections (32768 and 49152 upwards), also when
-# 10,000 is added.
-PORT_RANGE: Final = (15_000, 20_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,53 +184,6 @@ def running(state_dir: Path) -> list[str]:
     return [name for name in names if _live_record(_Paths(state_dir, name)) is not None]
 
 
-def free_ports(count: int, *, also_above: int = 0) -> tuple[int, ...]:
-    """Return `count` free TCP ports of 127.0.0.1 below the range that the system hands out itself.
-
-    Args:
-        count: how many.
-        also_above: where not 0, `port + also_above` is free as well for each.
-    """
-    first = int.from_bytes(os.urandom(2), "big")
-    with contextlib.ExitStack() as held:
-        ports: list[int] = []
-        for offset in range(PORT_RANGE[1] - PORT_RANGE[0]):
-            port = PORT_RANGE[0] + (first + offset) % (PORT_RANGE[1] - PORT_RANGE[0])
-            with contextlib.ExitStack() as pair:
-                try:
-                    pair.enter_context(_bound(port))
-                    if also_above:
-                        pair.enter_context(_bound(port + also_above))
-                except OSError:
-                    continue
-                held.push(pair.pop_all())
-            ports.append(port)
-            if len(ports) == count:
-                return tuple(ports)
-    raise ServiceError(f"No free port on 127.0.0.1 between {PORT_RANGE[0]} and {PORT_RANGE[1]}.")
-
-
-def port_is_free(port: int) -> bool:
-    """True where nothing listens on that port of 127.0.0.1."""
-    try:
-        with _bound(port):
-            return True
-    except OSError:
-        return False
-
-
-def _bound(port: int) -> socket.socket:
-    bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    try:
-        # As servers do: a port whose last connections are still in TIME_WAIT is free.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(("127.0.0.1", port))
-    except OSError:
-        bound.close()
-        raise
-    return bound
-
-
 # -- records and leases ----------------------------------------------------------------------------
 
 
@@ -365,8 +314,7 @@ def _start(paths: _Paths, plan: ServiceOrder, idle_seconds: float) -> dict[str, 
     started = subprocess.run(
         [sys.executable, "-I", "-S", str(Path(keeper.__file__).resolve())],
         input=json.dumps(order).encode(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
+        capture_output=True,
         start_new_session=True,
         check=False,
         timeout=READY_SECONDS,
@@ -406,16 +354,3 @@ def _last_words(paths: _Paths) -> str:
         if lines:
             return lines[-1][-300:]
     return "it said nothing."
-
-
-def with_environment(
-    environ: Mapping[str, str], *, without: Sequence[str], extra: Mapping[str, str]
-) -> dict[str, str]:
-    """Return a child's environment: ours, less the names (or `PREFIX*`) given, plus `extra`."""
-    prefixes = tuple(name[:-1] for name in without if name.endswith("*"))
-    kept = {
-        name: value
-        for name, value in environ.items()
-        if name not in without and not (prefixes and name.startswith(prefixes))
-    }
-    return kept | dict(extra)

@@ -1,0 +1,135 @@
+"""What an object store promises: a protocol, and the facts of one object. No network here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol, runtime_checkable
+
+from kernel_tools.errors import InvalidArgumentError
+
+# AWS Signature Version 4, query authentication: X-Amz-Expires is at most seven days.
+MAX_EXPIRY_SECONDS: Final = 7 * 24 * 3600
+# The key of an object's user metadata that holds the SHA-256 of its bytes.
+SHA256_KEY: Final = "sha256"
+
+Progress = Callable[[int, int], None]
+"""`on_progress(bytes done, bytes in all)`, called from a worker thread; it must not raise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """One object as the store describes it.
+
+    Attributes:
+        key: its name in the bucket.
+        size_bytes: its size.
+        sha256: lower-case hex from its metadata; None where the uploader left none.
+        metadata: user metadata, keys in lower case without the `x-amz-meta-` prefix.
+        modified: time of the last write, with a time zone; None where the store does not say.
+    """
+
+    key: str
+    size_bytes: int
+    sha256: str | None = None
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    modified: datetime | None = None
+
+
+@runtime_checkable
+class ObjectStore(Protocol):
+    """A bucket; one that does not exist yet is an empty one. Every method raises `StoreUnreachableError`, `StoreAuthError` or another `StoreError`.
+
+    An object appears whole or not at all: an upload that is interrupted or whose source fails leaves
+    none, and leaves one that was there before as it was.
+    """
+
+    name: str
+    bucket: str
+
+    def put(
+        self,
+        source: Path | BinaryIO,
+        key: str,
+        *,
+        size_bytes: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        on_progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Upload. `size_bytes` is needed for a stream, and the stream must hold exactly that much."""
+        ...
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Return the object's facts, None where there is no such object."""
+        ...
+
+    def get(
+        self, key: str, destination: Path, *, on_progress: Progress | None = None
+    ) -> ObjectInfo:
+        """Download by a temporary file and a rename; verified where the object carries its SHA-256.
+
+        Raises:
+            ObjectNotFoundError: there is no such object.
+        """
+        ...
+
+    def read_range(self, key: str, *, offset: int, length: int) -> bytes:
+        """Return `length` bytes from `offset`, fewer at the object's end.
+
+        Raises:
+            ObjectNotFoundError: there is no such object.
+        """
+        ...
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """Yield the objects below a prefix (without metadata), sorted by key."""
+        ...
+
+    def remove(self, key: str) -> None:
+        """Remove an object; no error where there is none."""
+        ...
+
+    def presign_get(self, key: str, *, expires_seconds: int) -> str:
+        """Return a URL that downloads the object without keys. Treat it as a secret."""
+        ...
+
+    def presign_put(self, key: str, *, expires_seconds: int) -> str:
+        """Return a URL that uploads the object by one PUT without keys. Treat it as a secret."""
+        ...
+
+
+def check_expiry(expires_seconds: int) -> int:
+    """Return the life of a presigned URL, in seconds.
+
+    Raises:
+        InvalidArgumentError: it is below 1 s or above 7 days, which no S3 store accepts.
+    """
+    if not 1 <= expires_seconds <= MAX_EXPIRY_SECONDS:
+        raise InvalidArgumentError(
+            f"A presigned URL can live for 1 to {MAX_EXPIRY_SECONDS} s (7 days), not {expires_seconds} s.",
+            hint="Ask for less; it is renewed at every contact.",
+        )
+    return expires_seconds
+
+
+def check_key(key: str) -> str:
+    """Return an object key that every store and every URL on the way carries unchanged.
+
+    Raises:
+        InvalidArgumentError: empty, over 1,024 bytes, or with a control character, backslash, empty
+            part, `.` or `..` (proxies and stores rewrite these).
+    """
+    parts = key.split("/")
+    if (
+        not key
+        or len(key.encode()) > 1024
+        or any(ord(character) < 32 or character in "\\\x7f" for character in key)
+        or any(part in {"", ".", ".."} for part in parts)
+    ):
+        raise InvalidArgumentError(
+            f"{key!r} is no usable object name.",
+            hint="Give one like datasets/coins/coins.tar: no empty, '.' or '..' part, no backslash.",
+        )
+    return key

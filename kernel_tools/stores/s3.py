@@ -1,0 +1,406 @@
+"""Any S3-compatible store through the minio SDK, with no call that only a MinIO server knows.
+
+The only module that imports `minio`, and only when a store is opened. Foreign exceptions end here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from urllib.parse import urlsplit
+
+from kernel_tools.errors import (
+    ConfigurationError,
+    MissingDependencyError,
+    ObjectNotFoundError,
+    StoreError,
+)
+from kernel_tools.redact import register_secret
+from kernel_tools.settings import Secret, Settings
+from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
+from kernel_tools.stores.failures import no_object, translated
+
+if TYPE_CHECKING:
+    from minio import Minio
+
+DEFAULT_BUCKET: Final = "dataset"
+# What S3-compatible stores sign with unless told otherwise (Garage: must equal its configuration).
+DEFAULT_REGION: Final = "us-east-1"
+# S3 allows 10,000 parts of at least 5 MiB; 3 parts are in flight, so this bounds memory as well.
+PART_BYTES: Final = 16 << 20
+MAX_PARTS: Final = 10_000
+PARALLEL_PARTS: Final = 3
+CONNECT_SECONDS: Final = 5.0
+READ_SECONDS: Final = 120.0
+
+
+class S3Store:
+    """A bucket of an S3-compatible store; implements `ObjectStore`. Safe to share between threads.
+
+    Args:
+        endpoint: `host:port`, or a URL with its scheme. Without a scheme: https, but http for loopback.
+        access_key: its access key.
+        secret_key: its secret key.
+        bucket: created at the first upload if it is absent.
+        public_endpoint: what presigned URLs name and are signed for; default `endpoint`.
+        region: default `us-east-1`, for AWS hosts found out by asking.
+        name: how references and messages call it.
+
+    Raises:
+        MissingDependencyError: the minio SDK is not installed.
+        ConfigurationError: an endpoint is malformed.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        *,
+        access_key: Secret,
+        secret_key: Secret,
+        bucket: str = DEFAULT_BUCKET,
+        public_endpoint: str | None = None,
+        region: str | None = None,
+        name: str = "s3",
+    ) -> None:
+        self.name = name
+        self.bucket = bucket
+        self.endpoint = _normal_endpoint(endpoint, "MINIO_ENDPOINT")
+        signed_for = _normal_endpoint(public_endpoint or endpoint, "MINIO_PUBLIC_ENDPOINT")
+        self._bucket_is_there = False
+        self._client = _client(self.endpoint, access_key, secret_key, region)
+        self._signer = (
+            self._client
+            if signed_for == self.endpoint
+            else _client(signed_for, access_key, secret_key, region or DEFAULT_REGION)
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> S3Store:
+        """Open the store that `MINIO_*` describes.
+
+        Raises:
+            ConfigurationError: the endpoint or a key is not set.
+        """
+        endpoint = settings.get("MINIO_ENDPOINT")
+        if endpoint is None:
+            raise ConfigurationError(
+                "MINIO_ENDPOINT is not set, so there is no object store to use.",
+                hint="Set MINIO_ENDPOINT, MINIO_ACCESS_KEY and MINIO_SECRET_KEY in the environment or .env.",
+            )
+        return cls(
+            endpoint,
+            access_key=settings.require_secret("MINIO_ACCESS_KEY"),
+            secret_key=settings.require_secret("MINIO_SECRET_KEY"),
+            bucket=settings.get("MINIO_BUCKET") or DEFAULT_BUCKET,
+            public_endpoint=settings.get("MINIO_PUBLIC_ENDPOINT"),
+            region=settings.get("MINIO_REGION"),
+        )
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.endpoint}, bucket={self.bucket!r})"
+
+    # -- ObjectStore -------------------------------------------------------------------------------
+
+    def put(
+        self,
+        source: Path | BinaryIO,
+        key: str,
+        *,
+        size_bytes: int | None = None,
+        metadata: Mapping[str, str] | None = None,
+        on_progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """See `ObjectStore.put`. Parts are read, hashed for the signature and sent side by side."""
+        check_key(key)
+        if isinstance(source, Path):
+            with source.open("rb") as file:
+                return self.put(
+                    file,
+                    key,
+                    size_bytes=os.fstat(file.fileno()).st_size,
+                    metadata=metadata,
+                    on_progress=on_progress,
+                )
+        if size_bytes is None:
+            raise StoreError(f"The size of the stream for {key} must be given.")
+        self._ensure_bucket()
+        total = size_bytes
+        stream = _Upload(source, total, on_progress)
+
+        def upload() -> None:
+            self._client.put_object(
+                self.bucket,
+                key,
+                stream,
+                total,
+                metadata=dict(metadata or {}),
+                part_size=part_bytes(total),
+                num_parallel_uploads=PARALLEL_PARTS,
+            )
+
+        with self._translated(key):
+            _run_interruptibly(upload, stream.cancel)
+        stream.finish()
+        return self.stat(key) or ObjectInfo(key, total, metadata=dict(metadata or {}))
+
+    def stat(self, key: str) -> ObjectInfo | None:
+        """See `ObjectStore.stat`."""
+        check_key(key)
+        try:
+            with self._translated(key):
+                found = self._client.stat_object(self.bucket, key)
+        except ObjectNotFoundError:
+            return None
+        metadata = _user_metadata(found.metadata or {})
+        return ObjectInfo(
+            key, int(found.size or 0), metadata.get(SHA256_KEY), metadata, found.last_modified
+        )
+
+    def get(
+        self, key: str, destination: Path, *, on_progress: Progress | None = None
+    ) -> ObjectInfo:
+        """See `ObjectStore.get`."""
+        info = self.stat(key)
+        if info is None:
+            raise no_object(endpoint=self.endpoint, bucket=self.bucket, key=key)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
+        try:
+            digest = hashlib.sha256()
+            done = 0
+            with os.fdopen(handle, "wb") as file, self._translated(key):
+                response = self._client.get_object(self.bucket, key)
+                try:
+                    for block in response.stream(1 << 20):
+                        file.write(block)
+                        digest.update(block)
+                        done += len(block)
+                        if on_progress is not None:
+                            on_progress(done, info.size_bytes)
+                finally:
+                    response.close()
+                    response.release_conn()
+            if done != info.size_bytes or info.sha256 not in (None, digest.hexdigest()):
+                raise StoreError(
+                    f"{key} arrived damaged: {done} of {info.size_bytes} bytes, or another SHA-256 "
+                    "than its metadata says.",
+                    hint="Try again; if it stays so, upload the object anew.",
+                )
+            Path(temporary).replace(destination)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                Path(temporary).unlink()
+            raise
+        return info
+
+    def read_range(self, key: str, *, offset: int, length: int) -> bytes:
+        """See `ObjectStore.read_range`."""
+        check_key(key)
+        with self._translated(key):
+            response = self._client.get_object(self.bucket, key, offset=offset, length=length)
+            try:
+                return bytes(response.read())
+            finally:
+                response.close()
+                response.release_conn()
+
+    def list(self, prefix: str = "") -> Iterator[ObjectInfo]:
+        """See `ObjectStore.list`."""
+        try:
+            with self._translated(prefix):
+                for found in self._client.list_objects(self.bucket, prefix=prefix, recursive=True):
+                    if not found.is_dir:
+                        yield ObjectInfo(
+                            str(found.object_name),
+                            int(found.size or 0),
+                            modified=found.last_modified,
+                        )
+        except ObjectNotFoundError:
+            return  # the bucket is made by the first upload
+
+    def remove(self, key: str) -> None:
+        """See `ObjectStore.remove`."""
+        check_key(key)
+        with contextlib.suppress(ObjectNotFoundError), self._translated(key):
+            self._client.remove_object(self.bucket, key)
+
+    def presign_get(self, key: str, *, expires_seconds: int) -> str:
+        """See `ObjectStore.presign_get`. No request is made (but for the region of an AWS host)."""
+        check_key(key)
+        expires = timedelta(seconds=check_expiry(expires_seconds))
+        with self._translated(key):
+            return _as_secret(self._signer.presigned_get_object(self.bucket, key, expires=expires))
+
+    def presign_put(self, key: str, *, expires_seconds: int) -> str:
+        """See `ObjectStore.presign_put`. The bucket is made, since the holder of the URL cannot."""
+        check_key(key)
+        expires = timedelta(seconds=check_expiry(expires_seconds))
+        self._ensure_bucket()
+        with self._translated(key):
+            return _as_secret(self._signer.presigned_put_object(self.bucket, key, expires=expires))
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _ensure_bucket(self) -> None:
+        if self._bucket_is_there:
+            return
+        with self._translated(self.bucket):
+            if not self._client.bucket_exists(self.bucket):
+                from minio.error import S3Error
+
+                try:
+                    self._client.make_bucket(self.bucket)
+                except S3Error as error:
+                    if error.code not in {"BucketAlreadyOwnedByYou", "BucketAlreadyExists"}:
+                        raise
+        self._bucket_is_there = True
+
+    def _translated(self, key: str) -> contextlib.AbstractContextManager[None]:
+        return translated(
+            endpoint=self.endpoint,
+            bucket=self.bucket,
+            key=key,
+            ask_again=lambda: next(iter(self._client.list_objects(self.bucket)), None),
+        )
+
+
+class _Upload(io.RawIOBase):
+    """The stream handed to the SDK: counts, and can be cancelled from another thread."""
+
+    def __init__(self, source: BinaryIO, total: int, on_progress: Progress | None) -> None:
+        self._source = source
+        self._total = total
+        self._on_progress = on_progress
+        self._given = 0
+        self._cancelled = threading.Event()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        if self._cancelled.is_set():
+            raise _CancelledError
+        if self._on_progress is not None:
+            # What was handed out before this call has been sent, or is one of the parts in flight.
+            self._on_progress(self._given, self._total)
+        block = self._source.read(size)
+        self._given += len(block)
+        return block
+
+    def cancel(self) -> None:
+        self._cancelled.set()
+
+    def finish(self) -> None:
+        if self._on_progress is not None:
+            self._on_progress(self._total, self._total)
+
+
+class _CancelledError(Exception):
+    """Raised inside the SDK so that it aborts its multipart upload."""
+
+
+def _run_interruptibly(work: Any, cancel: Any) -> None:
+    """Run `work` in a thread, so that Ctrl-C here can end it in order: the SDK sees an exception,
+    aborts the multipart upload, and no half of an object is left.
+    """
+    failure: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+            failure.append(error)
+
+    thread = threading.Thread(target=run, name="kernel_tools-upload", daemon=True)
+    thread.start()
+    try:
+        while thread.is_alive():
+            thread.join(0.1)
+    except BaseException:
+        cancel()
+        thread.join(READ_SECONDS)
+        raise
+    if failure:
+        raise failure[0]
+
+
+def part_bytes(size_bytes: int) -> int:
+    """Return the part size of a multipart upload: 16 MiB, more where 10,000 such parts do not do."""
+    mebibyte = 1 << 20
+    needed = -(-size_bytes // MAX_PARTS)
+    return max(PART_BYTES, -(-needed // mebibyte) * mebibyte)
+
+
+def _client(endpoint: str, access_key: Secret, secret_key: Secret, region: str | None) -> Minio:
+    try:
+        import certifi
+        import urllib3
+        from minio import Minio
+    except ImportError as error:
+        raise MissingDependencyError(
+            "An object store needs the minio SDK, which is not installed.",
+            hint='Type: pip install "minio>=7.2.15,<8"',
+        ) from error
+    parts = urlsplit(endpoint)
+    pool = urllib3.PoolManager(
+        timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
+        maxsize=10,
+        cert_reqs="CERT_REQUIRED",
+        ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
+        retries=urllib3.Retry(
+            total=3, connect=2, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504)
+        ),
+    )
+    if region is None and not (parts.hostname or "").endswith(".amazonaws.com"):
+        region = DEFAULT_REGION
+    return Minio(
+        endpoint=parts.netloc,
+        access_key=access_key.reveal(),
+        secret_key=secret_key.reveal(),
+        secure=parts.scheme == "https",
+        region=region,
+        http_client=pool,
+    )
+
+
+def _normal_endpoint(endpoint: str, variable: str) -> str:
+    """Return `scheme://host[:port]`."""
+    text = endpoint.strip()
+    if "://" not in text:
+        host = text.partition(":")[0]
+        text = f"{'http' if host in {'127.0.0.1', 'localhost'} else 'https'}://{text}"
+    parts = urlsplit(text)
+    if (
+        parts.scheme not in {"http", "https"}
+        or not parts.hostname
+        or parts.path not in {"", "/"}
+        or parts.username
+    ):
+        raise ConfigurationError(
+            f"{variable} must be a host with an optional port and scheme.",
+            hint="For example https://minio.example.org:9000",
+        )
+    return f"{parts.scheme}://{parts.netloc}"
+
+
+def _user_metadata(headers: Mapping[str, str]) -> dict[str, str]:
+    prefix = "x-amz-meta-"
+    return {
+        name.lower()[len(prefix) :]: value
+        for name, value in headers.items()
+        if name.lower().startswith(prefix)
+    }
+
+
+def _as_secret(url: str) -> str:
+    """Register the signature of a URL, so that not even a fragment of it is shown."""
+    register_secret(url.partition("X-Amz-Signature=")[2].partition("&")[0])
+    return url

@@ -1,0 +1,355 @@
+"""Staging against a real store: once, verified, by reference."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import shutil
+import tarfile
+import urllib.request
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernel_tools.datasets import DatasetRegistry, input_of, inputs_for, stage
+from kernel_tools.datasets.archive import FolderArchive
+from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
+from kernel_tools.stores.local import LocalStore
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    (tmp_path / "project").mkdir()
+    return tmp_path / "project"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "coins"
+    for split in ("train", "val"):
+        for number in range(3):
+            image = folder / "images" / split / f"{number:04}.png"
+            label = folder / "labels" / split / f"{number:04}.txt"
+            for path in (image, label):
+                path.parent.mkdir(parents=True, exist_ok=True)
+            image.write_bytes(os.urandom(5_000 + number))
+            label.write_text("0 0.5 0.5 0.1 0.1\n")
+    (folder / "data.yaml").write_text("names: [coin]\n")
+    return folder
+
+
+@pytest.fixture
+def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys that are sent, in order."""
+    sent: list[str] = []
+    put = LocalStore.put
+
+    def counting(self: LocalStore, source: Any, key: str, **options: Any) -> Any:
+        if not isinstance(source, Path):
+            sent.append(key)
+        return put(self, source, key, **options)
+
+    monkeypatch.setattr(LocalStore, "put", counting)
+    return sent
+
+
+def fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as reply:
+        return reply.read()
+
+
+def test_a_folder_becomes_a_tar_named_by_its_hash_and_a_reference(
+    store: LocalStore, project: Path, folder: Path
+) -> None:
+    reference = stage(folder, store=store, project_dir=project)
+
+    info = store.stat(reference.object)
+    assert info is not None
+    assert reference.object == f"datasets/coins/{reference.sha256}.tar"
+    assert (info.size_bytes, info.sha256) == (reference.size_bytes, reference.sha256)
+    assert reference.expected_root == "data/coins"
+    assert reference.format == "tar"
+    assert reference.file_count == 13
+    assert reference.content_bytes == sum(
+        p.stat().st_size for p in folder.rglob("*") if p.is_file()
+    )
+    assert (reference.store, reference.bucket) == ("local", store.bucket)
+    assert reference.source_path == str(folder)
+
+
+def test_the_reference_leads_to_the_bytes(store: LocalStore, project: Path, folder: Path) -> None:
+    reference = stage(folder, store=store, project_dir=project)
+
+    described, urls = inputs_for(reference, store=store, expires_seconds=60)
+
+    assert described == input_of(reference)
+    assert described == {
+        "kind": "dataset",
+        "name": "coins",
+        "object": reference.object,
+        "size_bytes": reference.size_bytes,
+        "sha256": reference.sha256,
+        "dest": "data/coins",
+        "format": "tar",
+        "file_count": 13,
+        "content_bytes": reference.content_bytes,
+    }
+    archive = fetch(urls[reference.object])
+    assert hashlib.sha256(archive).hexdigest() == reference.sha256
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        member = tar.extractfile("coins/images/val/0002.png")
+        assert member is not None
+        assert member.read() == (folder / "images/val/0002.png").read_bytes()
+
+
+def test_the_same_content_is_never_sent_twice(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path, uploads: list[str]
+) -> None:
+    first = stage(folder, store=store, project_dir=project)
+    copy = tmp_path / "elsewhere" / "coins"
+    shutil.copytree(folder, copy)
+    os.utime(copy / "data.yaml", (1, 1))
+    (copy / "data.yaml").chmod(0o600)
+
+    second = stage(copy, store=store, project_dir=project)
+
+    assert uploads == [first.object]
+    assert second.sha256 == first.sha256
+
+    (copy / "data.yaml").write_text("names: [penny]\n")
+    third = stage(copy, store=store, project_dir=project)
+    assert uploads == [first.object, third.object]
+
+
+def test_progress_grows_to_its_end(store: LocalStore, project: Path, folder: Path) -> None:
+    for _ in range(2):  # sent, then found
+        seen: list[tuple[int, int]] = []
+        reference = stage(
+            folder,
+            store=store,
+            project_dir=project,
+            on_progress=lambda *step, seen=seen: seen.append(step),
+        )
+        done = [step[0] for step in seen]
+        assert done == sorted(done)
+        assert {total for _, total in seen} == {2 * reference.size_bytes}
+        assert done[-1] == 2 * reference.size_bytes
+
+
+def test_the_project_remembers_it_by_name(store: LocalStore, project: Path, folder: Path) -> None:
+    reference = stage(folder, store=store, project_dir=project, name="pennies")
+
+    registry = DatasetRegistry(project)
+    assert registry.names() == ("pennies",)
+    assert registry.resolve("pennies") == reference
+    assert registry.resolve(f"s3://{store.bucket}/{reference.object}") == reference
+    text = registry.path.read_text()
+    for secret in store.service.secrets.values():
+        assert secret.reveal() not in text
+    assert "X-Amz" not in text
+
+
+def test_a_dry_run_says_all_and_sends_nothing(
+    store: LocalStore, project: Path, folder: Path, uploads: list[str]
+) -> None:
+    planned = stage(folder, store=store, project_dir=project, dry_run=True)
+    assert uploads == []
+    assert DatasetRegistry(project).names() == ()
+
+    assert stage(folder, store=store, project_dir=project) == planned
+    assert stage(folder, store=None, project_dir=project, dry_run=True).sha256 == planned.sha256
+
+
+def test_content_that_changes_between_hash_and_upload_leaves_no_object(
+    store: LocalStore, project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = FolderArchive.blocks
+    passes: list[int] = []
+
+    def changing(self: FolderArchive) -> Any:
+        passes.append(1)
+        if len(passes) == 2:
+            (folder / "data.yaml").write_text("names: [cent]\n")  # the same size
+        return blocks(self)
+
+    monkeypatch.setattr(FolderArchive, "blocks", changing)
+    with pytest.raises(StagingError, match="changed while it was being uploaded"):
+        stage(folder, store=store, project_dir=project)
+
+    assert list(store.list()) == []
+    assert DatasetRegistry(project).names() == ()
+
+
+@pytest.mark.parametrize("name", [".env", "certificate.pem", "id_ed25519", "kaggle.json"])
+def test_credentials_stay_here_unless_forced(
+    store: LocalStore, project: Path, folder: Path, name: str
+) -> None:
+    (folder / "images" / name).write_text("MINIO_SECRET_KEY=x")
+    with pytest.raises(StagingError, match=name):
+        stage(folder, store=store, project_dir=project)
+    assert list(store.list()) == []
+
+    assert stage(folder, store=store, project_dir=project, force=True).file_count == 14
+
+
+def test_a_hash_that_is_not_the_given_one_is_refused(
+    store: LocalStore, project: Path, folder: Path
+) -> None:
+    with pytest.raises(StagingError, match="not the one given"):
+        stage(folder, store=store, project_dir=project, sha256="0" * 64)
+    with pytest.raises(InvalidArgumentError, match="64 hexadecimal"):
+        stage(folder, store=store, project_dir=project, sha256="abc")
+
+
+def pack(folder: Path, path: Path, *, prefix: str = "coins") -> Path:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+                archive.write(file, f"{prefix}/{file.relative_to(folder)}".lstrip("/"))
+    else:
+        mode = "w" if path.name.endswith(".tar") else "w:gz"
+        with tarfile.open(path, mode) as tar:
+            for file in sorted(folder.iterdir()):
+                tar.add(file, f"{prefix}/{file.name}".lstrip("/"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("v2-release.tar", "tar"),
+        ("v2-release.tar.gz", "tar.gz"),
+        ("v2.tgz", "tar.gz"),
+        ("v2.zip", "zip"),
+    ],
+)
+def test_an_archive_goes_as_it_is_and_its_own_top_folder_counts(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path, name: str, kind: str
+) -> None:
+    archive = pack(folder, tmp_path / name)
+
+    reference = stage(archive, store=store, project_dir=project)
+
+    assert reference.format == kind
+    assert reference.sha256 == hashlib.sha256(archive.read_bytes()).hexdigest()
+    assert reference.object == f"datasets/{reference.name}/{reference.sha256}.{kind}"
+    assert reference.expected_root == "data/coins"  # not data/v2-release
+    assert reference.file_count == 13
+    assert stage(archive, store=store, project_dir=project) == reference
+
+
+@pytest.mark.parametrize(
+    ("prefix", "root"), [("data/vehicles3", "data/vehicles3"), ("x/y", "data/x")]
+)
+def test_an_archive_with_the_whole_path_keeps_it(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path, prefix: str, root: str
+) -> None:
+    archive = pack(folder, tmp_path / "a.tar", prefix=prefix)
+
+    assert stage(archive, store=store, project_dir=project).expected_root == root
+
+
+def test_an_archive_of_several_tops_needs_its_root_named(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path
+) -> None:
+    archive = pack(folder, tmp_path / "a.zip", prefix="")
+
+    with pytest.raises(StagingError, match="data.yaml, images, labels.*--expected-root"):
+        stage(archive, store=store, project_dir=project)
+    reference = stage(archive, store=store, project_dir=project, expected_root="data/coins")
+    assert reference.expected_root == "data/coins"
+
+
+@pytest.mark.parametrize("name", ["a.tar", "a.tar.gz", "a.zip"])
+def test_an_archive_that_is_none_is_refused(
+    store: LocalStore, project: Path, tmp_path: Path, name: str
+) -> None:
+    (tmp_path / name).write_bytes(os.urandom(20_000))
+
+    with pytest.raises(StagingError, match="no sound"):
+        stage(tmp_path / name, store=store, project_dir=project)
+    assert list(store.list()) == []
+
+
+@pytest.mark.parametrize("name", ["o.tar", "o.tar.gz", "o.zip"])
+def test_an_object_that_is_there_is_taken_with_its_hash_and_root(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path, name: str
+) -> None:
+    archive = pack(folder, tmp_path / name)
+    store.put(archive, f"there/{name}")  # by someone else: no metadata
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+
+    with pytest.raises(StagingError, match="--sha256"):
+        stage(store=store, project_dir=project, object_name=f"there/{name}")
+    reference = stage(store=store, project_dir=project, object_name=f"there/{name}", sha256=digest)
+
+    assert reference.name == "o"
+    assert reference.sha256 == digest
+    assert reference.size_bytes == archive.stat().st_size
+    assert reference.expected_root == "data/coins"
+    assert reference.source_path is None
+
+
+def test_an_object_of_ours_needs_no_hash(store: LocalStore, project: Path, folder: Path) -> None:
+    ours = stage(folder, store=store, project_dir=project)
+
+    again = stage(store=store, project_dir=project, object_name=ours.object, name="again")
+
+    assert (again.sha256, again.file_count, again.expected_root) == (ours.sha256, 13, "data/coins")
+    with pytest.raises(StagingError, match="by its metadata"):
+        stage(store=store, project_dir=project, object_name=ours.object, sha256="1" * 64)
+
+
+def test_an_object_that_is_not_there_is_named(store: LocalStore, project: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match="no object lost.tar in bucket"):
+        stage(store=store, project_dir=project, object_name="lost.tar", sha256="0" * 64)
+
+
+def test_another_object_of_that_name_is_not_overwritten(
+    store: LocalStore, project: Path, folder: Path
+) -> None:
+    store.put(io.BytesIO(b"precious"), "mine.tar", size_bytes=8)
+
+    with pytest.raises(StagingError, match="Another object"):
+        stage(folder, store=store, project_dir=project, object_name="mine.tar")
+    assert store.read_range("mine.tar", offset=0, length=8) == b"precious"
+
+    reference = stage(folder, store=store, project_dir=project, object_name="mine.tar", force=True)
+    info = store.stat("mine.tar")
+    assert info is not None
+    assert info.sha256 == reference.sha256
+
+
+def test_a_data_set_that_is_gone_or_elsewhere_is_found_out_before_the_launch(
+    store: LocalStore, project: Path, folder: Path
+) -> None:
+    reference = stage(folder, store=store, project_dir=project)
+
+    with pytest.raises(StagingError, match="no store is connected"):
+        inputs_for(reference, store=None)
+    with pytest.raises(StagingError, match="was staged to local/"):
+        inputs_for(reference, store=LocalStore(store.service, bucket="other"))
+    store.put(io.BytesIO(b"x"), reference.object, size_bytes=1)
+    with pytest.raises(ObjectNotFoundError, match="was replaced"):
+        inputs_for(reference, store=store)
+    store.remove(reference.object)
+    with pytest.raises(ObjectNotFoundError, match="is no longer"):
+        inputs_for(reference, store=store)
+
+
+def test_the_list_of_the_project_is_plain_json(
+    store: LocalStore, project: Path, folder: Path
+) -> None:
+    stage(folder, store=store, project_dir=project)
+
+    document = json.loads((project / ".kernel_tools" / "datasets.json").read_text())
+    assert document["schema_version"] == 1
+    assert set(document["datasets"]["coins"]) == {
+        "name", "object", "size_bytes", "sha256", "expected_root", "format", "file_count",
+        "content_bytes", "store", "bucket", "source_path",
+    }  # fmt: skip
+    assert os.listdir(project / ".kernel_tools") == ["datasets.json"]

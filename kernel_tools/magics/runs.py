@@ -1,0 +1,225 @@
+"""`%remote_status|logs|wait|attach|runs|fetch|stop`: what to do with a run that was launched."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from IPython.core.magic import Magics, magics_class
+from IPython.core.magic_arguments import argument
+
+from kernel_tools.magics.arguments import (
+    count,
+    magic,
+    on_argument,
+    parse,
+    positive_number,
+    run_argument,
+)
+
+if TYPE_CHECKING:
+    from kernel_tools.run import Run
+    from kernel_tools.views.mode import Mode
+
+
+def watch(
+    run: Run,
+    *,
+    mode: Mode,
+    wait: bool | None = None,
+    timeout_seconds: float | None = None,
+    check: bool = True,
+) -> Run:
+    """Show a run as the mode asks, and block where it or `wait` says so. Returns the run.
+
+    Ctrl-C detaches: a person gets the run back, a program that executes the notebook its interrupt.
+    """
+    from kernel_tools.views import Mode, follow
+
+    if not (mode is not Mode.INTERACTIVE if wait is None else wait):
+        follow.show(run, mode=mode)
+        return run
+    try:
+        follow.follow(run, mode=mode, timeout_seconds=timeout_seconds, check=check)
+    except KeyboardInterrupt:
+        if mode is not Mode.INTERACTIVE:
+            raise
+    return run
+
+
+@magics_class
+class RunMagics(Magics):  # type: ignore[misc]
+    """Runs."""
+
+    @magic(
+        run_argument,
+        on_argument,
+    )
+    def remote_status(self, line: str) -> Any:
+        """Ask how a run stands, and show it.
+
+        Examples::
+
+            %remote_status
+            %remote_status 3f2a
+        """
+        from kernel_tools.views.static import RunView
+
+        args = parse(self.remote_status, line)
+        run = _run(args)
+        run.status()
+        return RunView(run.snapshot)
+
+    @magic(
+        run_argument,
+        argument(
+            "-n",
+            "--lines",
+            type=count,
+            default=50,
+            metavar="N",
+            help="how many lines (default: 50)",
+        ),
+        on_argument,
+    )
+    def remote_logs(self, line: str) -> None:
+        """Print the last lines of a run's log.
+
+        Examples::
+
+            %remote_logs -n 20
+        """
+        args = parse(self.remote_logs, line)
+        text = _run(args).logs(args.lines)
+        print(text or "Nothing has been logged yet.")
+
+    @magic(
+        run_argument,
+        argument(
+            "--timeout",
+            type=positive_number,
+            metavar="SECONDS",
+            help="give up waiting after so long",
+        ),
+        argument("--no-check", action="store_true", help="do not raise where the run failed"),
+        on_argument,
+    )
+    def remote_wait(self, line: str) -> Any:
+        """Block until a run has ended; raise if it failed. Ctrl-C ends the waiting, not the run.
+
+        Examples::
+
+            %remote_wait
+            %remote_wait --timeout 600
+        """
+        from kernel_tools.views.mode import current_mode
+
+        args = parse(self.remote_wait, line)
+        return watch(
+            _run(args),
+            mode=current_mode(shell=self.shell),
+            wait=True,
+            timeout_seconds=args.timeout,
+            check=not args.no_check,
+        )
+
+    @magic(
+        argument(
+            "run",
+            metavar="RUN",
+            help="run id, or a part that fits one run; %%remote_runs lists them",
+        ),
+        on_argument,
+    )
+    def remote_attach(self, line: str) -> Any:
+        """Take up a run again, from any notebook: its panel, its log, its figures.
+
+        Examples::
+
+            run = %remote_attach 20260102-030405-coins-3f2a
+            %remote_attach 3f2a
+        """
+        from kernel_tools.session import default_session
+        from kernel_tools.views.mode import current_mode
+
+        args = parse(self.remote_attach, line)
+        run = default_session().attach(args.run, on=args.on)
+        return watch(run, mode=current_mode(shell=self.shell), wait=False)
+
+    @magic(
+        on_argument,
+    )
+    def remote_runs(self, line: str) -> Any:
+        """List the runs of this project and of the connected remote, newest first."""
+        from kernel_tools.session import default_session
+        from kernel_tools.views.static import runs_table
+
+        args = parse(self.remote_runs, line)
+        return runs_table(default_session().runs(on=args.on))
+
+    @magic(
+        argument(
+            "words",
+            nargs="*",
+            metavar="RUN|GLOB",
+            help="run id (default: the last run), then patterns relative to the run's folder"
+            " (default: weights, evaluation, rows, log, artifacts)",
+        ),
+        argument("--to", metavar="DIR", help="folder (default: <artifact-dir>/<run id>)"),
+        on_argument,
+    )
+    def remote_fetch(self, line: str) -> Any:
+        """Bring files of a run here, each verified by its SHA-256 and whole or not at all.
+
+        Examples::
+
+            %remote_fetch
+            %remote_fetch "weights/*.pt" --to models
+            %remote_fetch 3f2a summary.json
+        """
+        from kernel_tools.session import default_session
+        from kernel_tools.views.static import files_table
+
+        args = parse(self.remote_fetch, line)
+        run_id, globs = split_run(args.words)
+        run = default_session().run(run_id, on=args.on)
+        return files_table(run.fetch(*globs, to=args.to))
+
+    @magic(
+        run_argument,
+        argument(
+            "--now",
+            action="store_true",
+            help="kill it instead of asking; loses the steps since the last checkpoint",
+        ),
+        on_argument,
+    )
+    def remote_stop(self, line: str) -> None:
+        """Ask a run to save a checkpoint at its next step and end.
+
+        Examples::
+
+            %remote_stop
+            %remote_stop 3f2a --now
+        """
+        args = parse(self.remote_stop, line)
+        run = _run(args)
+        snapshot = run.stop(now=args.now)
+        if snapshot.terminal:
+            print(f"{run.id} has ended: {snapshot.state.value}.")
+        else:
+            print(
+                f"{run.id} was asked to stop ({snapshot.state.value}); %remote_wait {run.id} --no-check waits for it."
+            )
+
+
+def split_run(words: list[str]) -> tuple[str | None, list[str]]:
+    """Tell a leading run id from patterns: a pattern holds a `/`, `*`, `?` or `.`, an id none."""
+    if words and not set(words[0]) & set("/*?.["):
+        return words[0], words[1:]
+    return None, words
+
+
+def _run(args: Any) -> Run:
+    from kernel_tools.session import default_session
+
+    return default_session().run(args.run, on=args.on)

@@ -1,0 +1,214 @@
+"""What there is to say about a run, in words: pure functions from a snapshot to labelled strings.
+
+Panels, static views and text lines all read from here, so they can never disagree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from kernel_tools.state import RunSnapshot
+
+UNKNOWN: Final = "not yet"
+# The figure that every surface names, beside the run's own best metric.
+HEADLINE_METRIC: Final = "AP50"
+
+
+def title(snapshot: RunSnapshot) -> str:
+    """The run's name, or its id where it has none."""
+    return snapshot.name or snapshot.run_id
+
+
+def rows(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    """Return (label, value) of everything that a person watches, in reading order."""
+    status = snapshot.status
+    facts = [
+        ("where", snapshot.where or UNKNOWN),
+        ("device", _device(status)),
+        ("code synced", _sync(snapshot.sync)),
+        ("world size", _world(status)),
+        ("optimizer steps", _steps(status)),
+        ("elapsed", duration(status.get("elapsed_seconds"))),
+        ("time left", duration(status.get("eta_seconds"))),
+        ("training loss", number(status.get("train_loss"))),
+        ("learning rate", number(status.get("lr"))),
+        (f"{HEADLINE_METRIC} now", number(headline(status))),
+        ("best metric", _best(status)),
+        ("throughput", _throughput(status)),
+    ]
+    if snapshot.terminal:
+        facts = [fact for fact in facts if fact[0] != "time left"]
+    facts += [(f"GPU {i}", _gpu(gpu)) for i, gpu in enumerate(_gpus(snapshot.agent))]
+    return tuple(facts)
+
+
+def bars(snapshot: RunSnapshot) -> tuple[tuple[str, float], ...]:
+    """Return (label with figures, fraction 0..1) of the run and of its current epoch."""
+    status = snapshot.status
+    epochs, epoch = status.get("total_epochs"), status.get("current_epoch")
+    steps, step = status.get("steps_per_epoch"), status.get("step")
+    whole = float(status.get("progress") or 0.0)
+    if snapshot.terminal:
+        return (
+            (f"epochs done {status.get('completed_epochs') or 0} of {_or(epochs, '?')}", whole),
+        )
+    if epoch is None:
+        return (("waiting for the first epoch", whole),)
+    return (
+        (f"epoch {epoch} of {_or(epochs, '?')}", whole),
+        (f"step {_or(step, '?')} of {_or(steps, '?')}", (step or 0) / steps if steps else 0.0),
+    )
+
+
+def tokens(snapshot: RunSnapshot) -> str:
+    """The figures as `name=value`, the same tokens that the log carries; unknown ones are left out."""
+    status, sync = snapshot.status, snapshot.sync or {}
+    pairs: list[tuple[str, Any]] = [
+        ("sync_files", sync.get("files")),
+        ("sync_size_mb", _megabytes(sync.get("bytes"))),
+        ("world_size", status.get("world_size")),
+        ("optimizer_steps", status.get("optimizer_steps")),
+        ("skipped_steps", status.get("skipped_steps")),
+    ]
+    pairs += [(HEADLINE_METRIC, _plain(headline(status)))]
+    return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
+
+
+def line(snapshot: RunSnapshot) -> str:
+    """One line for a terminal or a batch log."""
+    status = snapshot.status
+    parts = [
+        f"{snapshot.run_id}",
+        f"state={snapshot.state.value}",
+        f"epoch={status.get('completed_epochs') or 0}/{_or(status.get('total_epochs'), '?')}",
+    ]
+    if status.get("optimizer_steps") is not None:
+        parts.append(f"optimizer_steps={status['optimizer_steps']}")
+    if status.get("train_loss") is not None:
+        parts.append(f"loss={number(status['train_loss'])}")
+    value = headline(status)
+    if value is not None:
+        parts.append(f"{HEADLINE_METRIC}={_plain(value)}")
+    if not snapshot.terminal and status.get("eta_seconds") is not None:
+        parts.append(f"eta={duration(status['eta_seconds']).replace(' ', '')}")
+    if snapshot.contact.kind != "live":
+        parts.append(f"contact={snapshot.contact.kind}")
+    return " ".join(parts)
+
+
+def failure(snapshot: RunSnapshot) -> str | None:
+    """Why the run failed or timed out, in one sentence; None where it did not."""
+    if snapshot.state.value not in {"failed", "timed_out"}:
+        return None
+    error = snapshot.status.get("error") or {}
+    if not error:
+        return snapshot.message or f"the run ended as {snapshot.state.value}"
+    rank = error.get("rank")
+    where = "" if rank is None else f" (rank {rank})"
+    return f"{error.get('type') or 'error'}: {error.get('message') or snapshot.message}{where}"
+
+
+def headline(status: Mapping[str, Any]) -> float | None:
+    """AP50 of the last evaluation, None before the first."""
+    value = (status.get("metrics") or {}).get(HEADLINE_METRIC)
+    if value is None and status.get("current_metric_name") == HEADLINE_METRIC:
+        value = status.get("current_metric")
+    return None if value is None else float(value)
+
+
+def duration(seconds: float | None) -> str:
+    """3725 -> '1 h 02 min'; 65 -> '1 min 05 s'."""
+    if seconds is None:
+        return UNKNOWN
+    whole = max(0, round(seconds))
+    hours, minutes, rest = whole // 3600, whole // 60 % 60, whole % 60
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def size(count: float | None) -> str:
+    """Bytes in decimal units: 240000 -> '0.24 MB'."""
+    if count is None:
+        return UNKNOWN
+    if count < 1e3:
+        return f"{count:.0f} B"
+    if count < 1e5:
+        return f"{count / 1e3:.1f} kB"
+    return f"{count / 1e6:.2f} MB" if count < 1e9 else f"{count / 1e9:.2f} GB"
+
+
+def number(value: float | None) -> str:
+    """Four significant digits."""
+    return UNKNOWN if value is None else f"{float(value):.4g}"
+
+
+def plain_table(pairs: Iterable[tuple[str, str]]) -> list[str]:
+    """Return aligned lines `  label   value`."""
+    pairs = tuple(pairs)
+    width = max((len(label) for label, _ in pairs), default=0)
+    return [f"  {label:<{width}}  {value}" for label, value in pairs]
+
+
+def _or(value: object, otherwise: str) -> str:
+    return otherwise if value is None else str(value)
+
+
+def _plain(value: float | None) -> str | None:
+    return None if value is None else f"{value:.4f}"
+
+
+def _megabytes(count: float | None) -> str | None:
+    return None if count is None else f"{count / 1e6:.2f}"
+
+
+def _sync(sync: Mapping[str, Any] | None) -> str:
+    if not sync:
+        return UNKNOWN
+    sent = sync.get("uploaded")
+    tail = "" if sent is None else f", {sent} sent"
+    return f"{sync.get('files')} files, {_megabytes(sync.get('bytes'))} MB{tail}"
+
+
+def _world(status: Mapping[str, Any]) -> str:
+    ranks = status.get("world_size")
+    if ranks is None:
+        return UNKNOWN
+    return f"{ranks} ranks (DDP)" if ranks > 1 else "1 rank"
+
+
+def _steps(status: Mapping[str, Any]) -> str:
+    steps = status.get("optimizer_steps")
+    return UNKNOWN if steps is None else f"{steps}, {status.get('skipped_steps') or 0} skipped"
+
+
+def _best(status: Mapping[str, Any]) -> str:
+    value, name, epoch = (status.get(f"best_{key}") for key in ("metric", "metric_name", "epoch"))
+    if value is None:
+        return UNKNOWN
+    return f"{name or 'metric'} {value:.4f}" + ("" if epoch is None else f", epoch {epoch}")
+
+
+def _throughput(status: Mapping[str, Any]) -> str:
+    rate = status.get("images_per_second")
+    return UNKNOWN if rate is None else f"{rate:.1f} images/s"
+
+
+def _device(status: Mapping[str, Any]) -> str:
+    names = [str(name) for name in status.get("gpu_names") or ()]
+    if names:
+        return ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+    return _or(status.get("device"), UNKNOWN)
+
+
+def _gpus(agent: Mapping[str, Any] | None) -> tuple[Mapping[str, Any], ...]:
+    return tuple((agent or {}).get("gpus") or ())
+
+
+def _gpu(gpu: Mapping[str, Any]) -> str:
+    used, total = gpu.get("memory_used"), gpu.get("memory_total")
+    return (
+        f"{_or(gpu.get('util'), '?')} % busy, {size(used)} of {size(total)},"
+        f" {_or(gpu.get('temperature'), '?')} °C"
+    )

@@ -1,0 +1,155 @@
+"""How a run is shown where it was launched: a live panel and on, or one display until the end."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+from kernel_tools.errors import WaitTimeoutError
+from kernel_tools.redact import redact
+from kernel_tools.state import RunSnapshot
+from kernel_tools.views import facts
+from kernel_tools.views.mode import Mode
+from kernel_tools.views.static import RunView
+
+if TYPE_CHECKING:
+    from kernel_tools.run import Run
+    from kernel_tools.views.panel import Panel
+
+LOOK_SECONDS: Final = 0.5
+
+_panels: list[Panel] = []
+
+
+def show(run: Run, *, mode: Mode) -> None:
+    """Show a run without waiting for it: a live panel where a person looks on, else one view."""
+    if mode is Mode.INTERACTIVE and not run.snapshot.terminal:
+        _open_panel(run)
+    else:
+        _display(RunView(run.snapshot), mode)
+
+
+def follow(
+    run: Run,
+    *,
+    mode: Mode,
+    timeout_seconds: float | None = None,
+    check: bool = True,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Show a run and block until it has ended. Ctrl-C ends the waiting, never the run.
+
+    Raises:
+        RunFailed: it ended as failed or timed out (unless `check` is False).
+        WaitTimeoutError: it goes on after `timeout_seconds`.
+    """
+    watcher: _Watcher
+    if run.snapshot.terminal:
+        watcher = _Watcher()  # whoever asks for it again sees the run itself
+    elif mode is Mode.INTERACTIVE:
+        watcher = _PanelWatcher(run)
+    elif mode is Mode.BATCH:
+        watcher = _PageWatcher()
+    else:
+        watcher = _LineWatcher()
+    deadline = None if timeout_seconds is None else clock() + timeout_seconds
+    _look_on(run, watcher, deadline, clock)
+    watcher.see(run.snapshot)
+    if check:
+        run.raise_for_state()
+
+
+class _Watcher:
+    """Is shown every new snapshot, on the thread of the cell."""
+
+    def see(self, snapshot: RunSnapshot) -> None:
+        """Draw it if anything changed."""
+
+
+class _PanelWatcher(_Watcher):
+    """A panel draws itself; one is opened unless the run has one on the page."""
+
+    def __init__(self, run: Run) -> None:
+        _panels[:] = [panel for panel in _panels if panel.live]
+        if all(panel.run_id != run.id for panel in _panels):
+            _open_panel(run)
+
+
+class _LineWatcher(_Watcher):
+    """A line of text whenever the state changes or an epoch is done."""
+
+    def __init__(self) -> None:
+        self._said: tuple[Any, ...] | None = None
+
+    def see(self, snapshot: RunSnapshot) -> None:
+        key = (snapshot.state, snapshot.status.get("completed_epochs"))
+        if key != self._said:
+            self._said = key
+            print(redact(facts.line(snapshot)), flush=True)
+
+
+class _PageWatcher(_LineWatcher):
+    """One display that is updated in place, and the lines for whoever reads the batch log."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handle: Any = None
+        self._shown: RunSnapshot | None = None
+
+    def see(self, snapshot: RunSnapshot) -> None:
+        super().see(snapshot)
+        if snapshot is self._shown:
+            return
+        self._shown = snapshot
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(RunView(snapshot), display_id=True)
+        else:
+            self._handle.update(RunView(snapshot))
+
+
+def _look_on(
+    run: Run, watcher: _Watcher, deadline: float | None, clock: Callable[[], float]
+) -> None:
+    said = False
+    try:
+        while True:
+            watcher.see(run.snapshot)
+            left = LOOK_SECONDS if deadline is None else min(LOOK_SECONDS, deadline - clock())
+            try:
+                run.wait(max(left, 0.0), check=False)
+            except KeyboardInterrupt:
+                said = True  # `wait` has told how to come back
+                raise
+            except WaitTimeoutError:
+                if deadline is not None and clock() >= deadline:
+                    raise
+            else:
+                return
+    except KeyboardInterrupt:
+        if not said:
+            print(
+                f"Detached: {run.id} goes on. %remote_attach {run.id} comes back to it,"
+                f" %remote_stop {run.id} ends it.",
+                file=sys.stderr,
+            )
+        raise
+
+
+def _open_panel(run: Run) -> None:
+    from kernel_tools.views.panel import Panel
+
+    _panels[:] = [panel for panel in _panels if panel.live]
+    _panels.append(Panel(run).show())
+
+
+def _display(view: RunView, mode: Mode) -> None:
+    if mode is Mode.PLAIN:
+        print(redact(view.plain()), flush=True)
+        return
+    from IPython.display import display
+
+    display(view)

@@ -1,0 +1,252 @@
+"""The live panel of a run: core ipywidgets, words before colour, a static summary at the end.
+
+It only looks: closing it, losing it or opening two of them changes nothing for the run. Buttons hand
+their work to a thread of its own, because the shell's thread must stay free; the panel's traits are
+written by the render clock alone.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from kernel_tools.errors import KernelToolsError
+from kernel_tools.redact import redact
+from kernel_tools.state import RunSnapshot
+from kernel_tools.views import markup
+from kernel_tools.views.render import CLOCK, RenderClock
+from kernel_tools.views.static import RunView, body, head, tail
+
+# The log is one trait that is sent whole: this much and no more.
+LOG_LINES: Final = 200
+LOG_CHARACTERS: Final = 32_000
+
+
+class Watched(Protocol):
+    """What a panel needs of a run."""
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+
+    @property
+    def snapshot(self) -> RunSnapshot:
+        """What is known now."""
+
+    def subscribe(self, callback: Callable[[RunSnapshot], None]) -> Callable[[], None]:
+        """Call back on every change."""
+
+    def log_path(self) -> Any:
+        """The local log file."""
+
+    def stop(self, *, now: bool = False) -> Any:
+        """Ask for an end."""
+
+    def fetch(self, *globs: str) -> Any:
+        """Bring files here."""
+
+
+class Panel:
+    """Widgets that follow one run until it ends, or until the user detaches.
+
+    `show()` displays it. When the run has ended the display becomes a static summary, so that the
+    saved notebook says how it went.
+    """
+
+    def __init__(self, run: Watched, *, clock: RenderClock = CLOCK) -> None:
+        import ipywidgets as widgets
+
+        self._run = run
+        self._clock = clock
+        self._note = ""
+        self._asking = self._stopping = self._detached = self._closed = False
+        self._display_id: str | None = None
+        self._worker: threading.Thread | None = None
+        self._unsubscribe: Callable[[], None] | None = None
+        self.head = widgets.HTML()
+        self.body = widgets.HTML()
+        self.note = widgets.HTML()
+        self.log = widgets.HTML(layout=widgets.Layout(flex="0 0 auto"))
+        self.stop_button = self._button(
+            "Stop", "Stop the run at its next step; asks first", self._ask
+        )
+        self.fetch_button = self._button(
+            "Fetch best", "Bring weights/best.pt here, verified", self._fetch
+        )
+        self.detach_button = self._button(
+            "Detach", "Close this panel; the run goes on", self._detach
+        )
+        self.copy_button = widgets.HTML(_copy_button(str(run.log_path())))
+        self.confirm_button = self._button(
+            "Yes, stop it", "Stop the run", self._stop, style="danger"
+        )
+        self.keep_button = self._button("Keep it running", "Do nothing", self._keep)
+        self.question = widgets.HTML("Stop this run? It saves a checkpoint at its next step.")
+        self.confirm = widgets.HBox(
+            [self.question, self.confirm_button, self.keep_button],
+            layout=widgets.Layout(display="none", flex_flow="row wrap", align_items="center"),
+        )
+        buttons = widgets.HBox(
+            [self.stop_button, self.fetch_button, self.detach_button, self.copy_button],
+            layout=widgets.Layout(flex_flow="row wrap", align_items="center"),
+        )
+        # Reversed columns keep the newest line in sight, and a reader's place when he scrolls up.
+        scroll = widgets.VBox(
+            [self.log],
+            layout=widgets.Layout(flex_flow="column-reverse", max_height="17em", overflow="auto"),
+        )
+        self.box = widgets.VBox(
+            [self.head, self.body, buttons, self.confirm, self.note, scroll],
+            layout=widgets.Layout(max_width="75em", overflow="hidden"),
+        )
+
+    @property
+    def live(self) -> bool:
+        """True while it follows the run on the page."""
+        return not self._closed
+
+    @property
+    def run_id(self) -> str:
+        """Which run it shows."""
+        return self._run.id
+
+    def show(self) -> Panel:
+        """Display the panel below the current cell and begin to follow."""
+        from IPython.display import display
+
+        self._write()
+        fallback = RunView(self._run.snapshot, note=self._how_to_return())
+        bundle = {**fallback._repr_mimebundle_(), **_widget_view(self.box)}
+        handle = display(bundle, raw=True, display_id=True)
+        self._display_id = None if handle is None else handle.display_id
+        self._unsubscribe = self._run.subscribe(lambda _snapshot: self._clock.touch(self))
+        self._clock.touch(self)
+        return self
+
+    def paint(self) -> None:
+        """Write the newest state into the widgets; the clock calls it."""
+        if self._closed:
+            return
+        if self._detached or self._run.snapshot.terminal:
+            self._finish()
+        else:
+            self._write()
+
+    def _write(self) -> None:
+        snapshot = self._run.snapshot
+        with self.body.hold_sync():
+            _set(self.head, markup.view(head(snapshot), label="run"))
+            _set(self.body, markup.view(body(snapshot), label="figures", style=False))
+        _set(self.log, markup.view(markup.log(_newest(snapshot)), label="log", style=False))
+        note = f'<div class="kt-dim" role="status">{markup.text(self._note)}</div>'
+        _set(self.note, markup.view(note if self._note else "", label="note", style=False))
+        self.confirm.layout.display = "flex" if self._asking else "none"
+        self.stop_button.disabled = self._stopping
+
+    def _finish(self) -> None:
+        """Put a static summary where the widgets were."""
+        from IPython.display import update_display
+
+        self._closed = True
+        if self._unsubscribe is not None:
+            self._unsubscribe()
+        note = self._how_to_return() if self._detached else _whats_next(self._run.snapshot)
+        if self._display_id is not None:
+            update_display(RunView(self._run.snapshot, note=note), display_id=self._display_id)
+        for widget in (self.box, *self.box.children, *self.confirm.children):
+            widget.close()
+
+    def _how_to_return(self) -> str:
+        run_id = self._run.id
+        return f"%remote_attach {run_id} shows it live again, %remote_stop {run_id} ends it."
+
+    # Buttons: called on the shell's thread, which must not wait ----------------------------------
+
+    def _ask(self, _button: object) -> None:
+        self._asking = True
+        self._clock.touch(self)
+
+    def _keep(self, _button: object) -> None:
+        self._asking = False
+        self._clock.touch(self)
+
+    def _stop(self, _button: object) -> None:
+        self._asking, self._stopping = False, True
+        self._do("asked to stop; it saves a checkpoint at its next step", self._run.stop)
+
+    def _fetch(self, _button: object) -> None:
+        self._do(
+            "fetching weights/best.pt",
+            lambda: self._run.fetch("weights/best.pt"),
+            then=lambda files: "fetched " + ", ".join(str(one.path) for one in files),
+        )
+
+    def _detach(self, _button: object) -> None:
+        self._detached = True
+        self._clock.touch(self)
+
+    def _do(
+        self, note: str, action: Callable[[], Any], then: Callable[[Any], str] | None = None
+    ) -> None:
+        self._note = note
+        self._clock.touch(self)
+        self._worker = threading.Thread(target=self._work, args=(action, then), daemon=True)
+        self._worker.start()
+
+    def _work(self, action: Callable[[], Any], then: Callable[[Any], str] | None) -> None:
+        try:
+            result = action()
+            if then is not None:
+                self._note = then(result)
+        except KernelToolsError as error:
+            self._note = f"Error: {error}"
+            self._stopping = False
+        self._clock.touch(self)
+
+    @staticmethod
+    def _button(
+        text: str, tooltip: str, clicked: Callable[[object], None], *, style: str = ""
+    ) -> Any:
+        import ipywidgets as widgets
+
+        button = widgets.Button(description=text, tooltip=tooltip, button_style=style)
+        button.layout.width = "auto"
+        button.on_click(clicked)
+        return button
+
+
+def _set(widget: Any, value: str) -> None:
+    if widget.value != value:
+        widget.value = value
+
+
+def _widget_view(box: Any) -> dict[str, Any]:
+    kind = "application/vnd.jupyter.widget-view+json"
+    bundle: dict[str, Any] = box._repr_mimebundle_()
+    return {kind: bundle[kind]}
+
+
+def _newest(snapshot: RunSnapshot) -> tuple[str, ...]:
+    lines = tail(snapshot, LOG_LINES)
+    room = LOG_CHARACTERS
+    for count, line in enumerate(reversed(lines)):
+        room -= len(line) + 1
+        if room < 0:
+            return lines[len(lines) - count :] or (line[-LOG_CHARACTERS:],)
+    return lines
+
+
+def _copy_button(path: str) -> str:
+    """A native button: the clipboard belongs to the browser, and no widget reaches it."""
+    shown = markup.text(redact(path))
+    return (
+        '<button type="button" class="jupyter-button widget-button" style="width:auto;padding:0 10px"'
+        f' data-path="{shown}" title="{shown}" onclick="navigator.clipboard.writeText(this.dataset.path)'
+        ".then(()=>{this.textContent='Copied'},()=>{this.textContent=this.dataset.path})\">"
+        "Copy log path</button>"
+    )
+
+
+def _whats_next(snapshot: RunSnapshot) -> str:
+    return f"%remote_fetch {snapshot.run_id} brings its files here; its log is in {snapshot.local_dir}."

@@ -1,0 +1,1 @@
+from tests.fakes.shell import shell  # noqa: F401 - a fixture

@@ -1,0 +1,60 @@
+"""Waiting: what is shown meanwhile, and how it ends."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_tools.errors import RunFailed
+from kernel_tools.views import Mode, follow
+from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
+from tests.fakes.shell import published
+
+
+def test_plain_prints_a_line_an_epoch_and_no_more(capsys):
+    run = FakeRun(
+        snapshot(training(completed_epochs=1)),
+        snapshot(training(completed_epochs=1, optimizer_steps=98)),
+        snapshot(training(completed_epochs=2)),
+        ended(),
+    )
+    follow.follow(run, mode=Mode.PLAIN)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1:3] for line in lines] == [
+        ["state=training", "epoch=1/10"],
+        ["state=training", "epoch=2/10"],
+        ["state=completed", "epoch=10/10"],
+    ]
+
+
+def test_a_failed_run_raises_after_its_end_was_shown(capsys):
+    run = FakeRun(snapshot(), ended("failed"))
+    with pytest.raises(RunFailed):
+        follow.follow(run, mode=Mode.PLAIN)
+    assert "state=failed" in capsys.readouterr().out
+
+
+def test_an_interrupt_between_two_looks_says_how_to_come_back(capsys, monkeypatch):
+    run = FakeRun(snapshot(), ended())
+
+    def interrupted(self, _snapshot):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(follow._LineWatcher, "see", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        follow.follow(run, mode=Mode.PLAIN)
+    assert f"%remote_attach {RUN_ID}" in capsys.readouterr().err
+
+
+def test_a_run_that_has_ended_is_not_shown_twice(shell):
+    follow.follow(FakeRun(ended()), mode=Mode.BATCH)
+    assert published(shell) == []
+
+
+def test_waiting_opens_no_second_panel(shell):
+    run = FakeRun(snapshot(), snapshot(), ended())
+    follow.show(run, mode=Mode.INTERACTIVE)
+    follow.follow(run, mode=Mode.INTERACTIVE)
+    panels = [
+        m for m in published(shell) if "application/vnd.jupyter.widget-view+json" in m["data"]
+    ]
+    assert len(panels) == 1

@@ -1,0 +1,165 @@
+"""The live panel: right, calm, and gone in favour of a static summary at the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernel_tools.errors import KernelTimeoutError
+from kernel_tools.views.panel import LOG_CHARACTERS, Panel
+from kernel_tools.views.render import RenderClock
+from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
+from tests.fakes.shell import published
+
+WIDGET = "application/vnd.jupyter.widget-view+json"
+
+
+@pytest.fixture
+def clock():
+    return RenderClock(interval_seconds=0)
+
+
+@pytest.fixture
+def run():
+    return FakeRun(snapshot())
+
+
+@pytest.fixture
+def panel(shell, run, clock):
+    one = Panel(run, clock=clock).show()
+    assert clock.flush()
+    yield one
+    assert list(clock.errors) == []
+
+
+def test_it_shows_the_figures(panel):
+    for token in (
+        "world_size=2",
+        "optimizer_steps=97",
+        "sync_size_mb=0.24",
+        "1 skipped",
+        "21.3 images/s",
+    ):
+        assert token in panel.body.value
+    assert "training" in panel.head.value
+    assert "epoch=4 step=14/28" in panel.log.value
+
+
+def test_it_follows_the_run(panel, run, clock):
+    run.tell(snapshot(training(optimizer_steps=98, state="validating")))
+    assert clock.flush()
+    assert "optimizer_steps=98" in panel.body.value
+    assert "validating" in panel.head.value
+
+
+def test_without_widgets_the_same_display_is_readable(panel, shell):
+    (shown,) = published(shell)
+    assert set(shown["data"]) == {WIDGET, "text/plain", "text/html"}
+    assert "optimizer_steps=97" in shown["data"]["text/html"]
+    assert f"%remote_attach {RUN_ID}" in shown["data"]["text/plain"]
+
+
+def test_at_the_end_a_static_summary_takes_its_place(panel, run, clock, shell):
+    run.tell(ended())
+    assert clock.flush()
+    first, last = published(shell)
+    assert last["update"] is True
+    assert last["transient"] == first["transient"]
+    assert set(last["data"]) == {"text/plain", "text/html"}
+    assert "optimizer_steps=280" in last["data"]["text/html"]
+    assert not panel.live
+    assert run.subscribers == []
+    assert panel.box.comm is None
+
+
+def test_what_comes_after_the_end_changes_nothing(panel, run, clock, shell):
+    run.tell(ended())
+    assert clock.flush()
+    clock.touch(panel)
+    assert clock.flush()
+    assert len(published(shell)) == 2
+
+
+def test_an_unchanged_state_sends_nothing(panel, run, clock):
+    seen = []
+    for widget in (panel.head, panel.body, panel.log, panel.note):
+        widget.observe(seen.append, "value")
+    run.tell(snapshot())
+    assert clock.flush()
+    assert seen == []
+
+
+def test_stop_asks_first(panel, run, clock):
+    panel.stop_button.click()
+    assert clock.flush()
+    assert panel.confirm.layout.display == "flex"
+    assert run.calls == []
+    panel.keep_button.click()
+    assert clock.flush()
+    assert panel.confirm.layout.display == "none"
+    assert run.calls == []
+
+
+def test_confirmed_stop_stops_once(panel, run, clock):
+    panel.stop_button.click()
+    panel.confirm_button.click()
+    assert run.acted.wait(5)
+    assert clock.flush()
+    assert run.calls == [("stop", False)]
+    assert panel.stop_button.disabled
+    assert panel.confirm.layout.display == "none"
+
+
+def test_fetch_brings_the_best_weights(panel, run):
+    panel.fetch_button.click()
+    assert run.acted.wait(5)
+    assert run.calls == [("fetch", ("weights/best.pt",), None)]
+
+
+def test_a_button_that_fails_says_so_in_the_panel(panel, run, clock):
+    def stop(*, now=False):
+        run.acted.set()
+        raise KernelTimeoutError("the kernel gave no reply.")
+
+    run.stop = stop
+    panel.stop_button.click()
+    panel.confirm_button.click()
+    assert run.acted.wait(5)
+    panel._worker.join(5)
+    assert clock.flush()
+    assert "Error: the kernel gave no reply." in panel.note.value
+    assert not panel.stop_button.disabled
+
+
+def test_detach_leaves_the_run_alone_and_says_how_to_return(panel, run, clock, shell):
+    panel.detach_button.click()
+    assert clock.flush()
+    assert run.calls == []
+    assert not panel.live
+    assert f"%remote_attach {RUN_ID}" in published(shell)[-1]["data"]["text/html"]
+
+
+def test_two_panels_of_one_run_live_side_by_side(panel, run, clock, shell):
+    other = Panel(run, clock=clock).show()
+    panel.detach_button.click()
+    run.tell(snapshot(training(optimizer_steps=123)))
+    assert clock.flush()
+    assert "optimizer_steps=123" in other.body.value
+
+
+def test_the_log_is_a_ring(panel, run, clock):
+    run.tell(snapshot(log_tail=tuple(f"line {i} " + "x" * 400 for i in range(200))))
+    assert clock.flush()
+    assert "line 199 " in panel.log.value
+    assert "line 0 " not in panel.log.value
+    assert len(panel.log.value) < LOG_CHARACTERS + 1000
+
+
+def test_one_endless_line_is_cut(panel, run, clock):
+    run.tell(snapshot(log_tail=("y" * 100_000,)))
+    assert clock.flush()
+    assert len(panel.log.value) < LOG_CHARACTERS + 1000
+
+
+def test_the_path_of_the_log_is_escaped_in_its_button(shell, run, clock):
+    run.log_path = lambda: '/data/"><img src=x onerror=alert(1)>/train.log'
+    assert "<img" not in Panel(run, clock=clock).copy_button.value

@@ -1,0 +1,134 @@
+"""`python -m detector train|eval|visualize|prepare`, alone or under torchrun.
+
+The signal handler is in place before torch is imported. What a rank dies of is recorded in the run
+directory before it leaves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from detector.stopping import StopWatch
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of all commands."""
+    parser = argparse.ArgumentParser(prog="python -m detector", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name, what in (
+        ("train", "train a detector"),
+        ("eval", "judge weights on the held-out pictures"),
+        ("visualize", "draw ground truth and predictions"),
+    ):
+        command = commands.add_parser(name, help=what)
+        command.add_argument(
+            "--config", required=True, help="a YAML file, or a name: coins/hgnetv2_n"
+        )
+        command.add_argument(
+            "--set",
+            dest="overrides",
+            metavar="KEY=VALUE",
+            action="extend",
+            nargs="+",
+            default=[],
+            help="override a value, such as solver.epochs=5",
+        )
+        if name == "train":
+            command.add_argument(
+                "--output", type=Path, help="copy the final averaged weights there"
+            )
+            command.add_argument("--resume", help="a checkpoint, a run's folder, or auto")
+        else:
+            command.add_argument(
+                "--checkpoint", type=Path, help="weights (default: the newest run's)"
+            )
+            command.add_argument("--output", type=Path, help="folder for what is written")
+        if name == "visualize":
+            command.add_argument("--count", type=int, default=8, help="how many pictures")
+            command.add_argument("--min-score", type=float, default=0.5, help="least score drawn")
+    prepare = commands.add_parser("prepare", help="write a built-in set as a YOLO folder")
+    prepare.add_argument("name", help="coins, digits or synthetic")
+    prepare.add_argument("--to", type=Path, required=True, help="the folder, new or empty")
+    prepare.add_argument("--train", type=int, help="training pictures")
+    prepare.add_argument("--val", type=int, help="held-out pictures")
+    prepare.add_argument("--seed", type=int, default=0)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; return its exit code."""
+    watch = StopWatch()
+    arguments = build_parser().parse_args(argv)
+    if arguments.command == "train":
+        watch.catch_signals()
+        from detector.commands import train_command
+
+        return train_command(
+            arguments.config,
+            arguments.overrides,
+            output=arguments.output,
+            resume=arguments.resume,
+            watch=watch,
+        )
+    if arguments.command == "prepare":
+        return prepare(arguments)
+    watch.catch_signals()
+    from detector.commands import eval_command, visualize_command
+
+    if arguments.command == "eval":
+        return eval_command(
+            arguments.config,
+            arguments.overrides,
+            watch=watch,
+            checkpoint=arguments.checkpoint,
+            output=arguments.output,
+        )
+    return visualize_command(
+        arguments.config,
+        arguments.overrides,
+        watch=watch,
+        checkpoint=arguments.checkpoint,
+        output=arguments.output,
+        count=arguments.count,
+        min_score=arguments.min_score,
+    )
+
+
+def prepare(arguments: argparse.Namespace) -> int:
+    """Write a built-in set to a folder."""
+    from detector.data.index import DataError
+    from detector.data.prepare import prepare as write
+
+    try:
+        path = write(
+            arguments.name,
+            to=arguments.to,
+            train=arguments.train,
+            val=arguments.val,
+            seed=arguments.seed,
+        )
+    except DataError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(f"saved={path}")
+    return 0
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit; at once after a failure, where a dead peer could hold up an orderly end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if code == 1:
+        os._exit(code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    _leave(main())

@@ -1,0 +1,179 @@
+"""What a configuration may hold: sections, keys, types, defaults and limits, as tables.
+
+The defaults are D-FINE's recipe for fine-tuning on some thousand pictures.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import yaml
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which network. The number of classes comes from the data."""
+
+    backbone_name: str = "hgnetv2_n"
+    num_queries: int = 300
+    num_denoising: int = 100  # noised ground truths a picture while training; 0 = off
+
+
+@dataclass(frozen=True, slots=True)
+class DataConfig:
+    """Which pictures, and what is done to them on the way to the network."""
+
+    # auto = what `root` holds; coins, digits and synthetic are drawn in memory where `root` is null
+    format: Literal["auto", "yolo", "coins", "digits", "synthetic"] = "auto"
+    root: str | None = None  # folder (or data.yaml) of a data set
+    classes: tuple[str, ...] = ()  # keep these classes only; empty = all
+    image_size: int = 640  # side of the square that a picture is stretched to, pixels
+    train_samples: int | None = None  # at most so many training pictures
+    eval_samples: int | None = None
+    seed: int = 0  # of a set that is drawn; the order of pictures follows runtime.seed
+    workers: int = 0  # loader processes a rank; 0 = in the training process
+    cache: Literal["auto", "ram", "none"] = "auto"  # decoded pictures; auto = where they fit
+    horizontal_flip: float = 0.5  # probability
+    vertical_flip: float = 0.0  # probability, for pictures without an up
+    photometric: float = 0.0  # probability of a change of light and colour
+    zoom_out: float = 0.0  # probability of a smaller picture on a larger black canvas
+    iou_crop: float = 0.0  # probability of a crop around at least one object
+
+
+@dataclass(frozen=True, slots=True)
+class SolverConfig:
+    """How the weights are changed. Steps are optimizer steps."""
+
+    epochs: int = 72
+    batch_size: int = 16  # GLOBAL: divided over the ranks
+    lr: float = 2e-4
+    backbone_lr_factor: float = 0.5
+    weight_decay: float = 1e-4
+    warmup_steps: int = 500
+    schedule: Literal["flat_cosine", "cosine", "constant"] = "flat_cosine"
+    flat_fraction: float = 0.5  # flat_cosine: the part of the run before the descent
+    final_lr_factor: float = 0.05
+    clip_norm: float = 0.1
+    loss: Literal["vfl", "mal"] = "vfl"
+    ema_decay: float = 0.999
+    ema_warmup: float = 10.0  # the average spans about the last 1 / ema_warmup of the steps so far
+    max_steps: int | None = None
+    max_skipped_steps: int = 20  # in a row, then the run fails with advice
+    save_interval: int | None = None  # also keep epoch_<N>.pt every so many epochs
+    checkpoint_steps: int | None = None  # also save last.pt every so many optimizer steps
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeConfig:
+    """Where and how the processes run."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    seed: int = 0
+    amp: bool = True  # on CUDA only: fp16 below compute capability 8.0, else bf16
+    amp_init_scale: float = 8192.0
+    output_dir: str | None = None  # null = runs; where RUN_DIR is set, becomes a link to it
+    max_hours: float | None = None
+    timeout_seconds: float = 600.0  # a rank that waits longer for the others gives up
+
+
+@dataclass(frozen=True, slots=True)
+class LoggingConfig:
+    """What is said while it trains."""
+
+    log_interval: int = 10  # optimizer steps between two rows of steps.jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationConfig:
+    """When and how the weights are judged."""
+
+    interval: int = 1  # epochs; the last epoch is always evaluated
+    batch_size: int = 16  # a rank
+    best_metric: Literal["mAP@0.50:0.95", "AP50", "AP75"] = "mAP@0.50:0.95"
+    predictions: int = 64  # pictures in evaluation/predictions.json
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """The whole of it; `source` is the file it came from."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    solver: SolverConfig = field(default_factory=SolverConfig)
+    runtime: RuntimeConfig = field(default_factory=RuntimeConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    source: str = ""
+
+    def as_dict(self) -> dict[str, dict[str, Any]]:
+        """Return the sections as plain values, in declaration order (`source` left out)."""
+        plain = dataclasses.asdict(self)
+        plain.pop("source")
+        for section in plain.values():
+            for key, value in section.items():
+                if isinstance(value, tuple):
+                    section[key] = list(value)
+        return plain
+
+    def to_yaml(self) -> str:
+        """Return the resolved configuration as YAML that `load_config` reads back."""
+        return yaml.safe_dump(self.as_dict(), sort_keys=False, allow_unicode=True)
+
+
+SECTIONS: Final[dict[str, type]] = {
+    "model": ModelConfig,
+    "data": DataConfig,
+    "solver": SolverConfig,
+    "runtime": RuntimeConfig,
+    "logging": LoggingConfig,
+    "evaluation": EvaluationConfig,
+}
+# Least allowed value of a number (a tuple: least and greatest).
+LIMITS: Final[dict[str, tuple[float, float | None]]] = {
+    "model.num_queries": (1, None),
+    "model.num_denoising": (0, None),
+    "data.image_size": (32, None),
+    "data.train_samples": (1, None),
+    "data.eval_samples": (1, None),
+    "data.workers": (0, None),
+    "data.horizontal_flip": (0, 1),
+    "data.vertical_flip": (0, 1),
+    "data.photometric": (0, 1),
+    "data.zoom_out": (0, 1),
+    "data.iou_crop": (0, 1),
+    "data.seed": (0, None),
+    "solver.epochs": (1, None),
+    "solver.batch_size": (1, None),
+    "solver.lr": (0, None),
+    "solver.backbone_lr_factor": (0, None),
+    "solver.weight_decay": (0, None),
+    "solver.warmup_steps": (0, None),
+    "solver.flat_fraction": (0, 1),
+    "solver.final_lr_factor": (0, 1),
+    "solver.clip_norm": (0, None),
+    "solver.ema_decay": (0, 1),
+    "solver.ema_warmup": (0, None),
+    "solver.max_steps": (1, None),
+    "solver.max_skipped_steps": (1, None),
+    "solver.save_interval": (1, None),
+    "solver.checkpoint_steps": (1, None),
+    "runtime.seed": (0, None),
+    "runtime.amp_init_scale": (1, None),
+    "runtime.max_hours": (0, None),
+    "runtime.timeout_seconds": (1, None),
+    "logging.log_interval": (1, None),
+    "evaluation.interval": (1, None),
+    "evaluation.batch_size": (1, None),
+    "evaluation.predictions": (0, None),
+}
+
+
+def option_names() -> tuple[str, ...]:
+    """Return every key as `section.key`, in declaration order (for completion and tests)."""
+    return tuple(
+        f"{section}.{item.name}"
+        for section, kind in SECTIONS.items()
+        for item in dataclasses.fields(kind)
+    )

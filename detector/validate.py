@@ -1,0 +1,85 @@
+"""One pass of a network over held-out pictures, shared by all ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from detector.config import Config
+from detector.data.index import DataIndex, build_index
+from detector.data.loader import Batch, EvalLoader
+from detector.evaluate import EvalResult, Evaluator
+from detector.models.detector import postprocess
+from detector.runtime import Runtime, amp_dtype
+from detector.stopping import StopWatch
+
+
+@dataclass(frozen=True, slots=True)
+class Validation:
+    """The figures on every rank; the whole result on rank 0."""
+
+    metrics: Mapping[str, float]
+    result: EvalResult | None
+
+
+class Validator:
+    """Holds the evaluation set and judges networks with it. Pictures are dealt out unpadded."""
+
+    def __init__(self, config: Config, runtime: Runtime) -> None:
+        """Raises DataError where the set cannot be read."""
+        self.index: DataIndex = build_index(config.data, "val")
+        self._runtime = runtime
+        self._precision = amp_dtype(runtime.device, enabled=config.runtime.amp)
+        self._predictions = config.evaluation.predictions
+        self._loader = EvalLoader(
+            self.index,
+            config=config.data,
+            batch_size=config.evaluation.batch_size,
+            rank=runtime.rank,
+            world_size=runtime.world_size,
+        )
+        # Ranks may differ by one batch; all of them take part in every agreement.
+        self.batches = max(runtime.all_gather(len(self._loader)))
+
+    def run(self, model: nn.Module, *, watch: StopWatch | None = None) -> Validation | None:
+        """Return the figures of `model`, which is put into evaluation mode; None when stopped."""
+        model.eval()
+        evaluator = Evaluator(self.index)
+        batches: Iterable[Batch | None] = iter(self._loader)
+        for batch in _padded(batches, self.batches):
+            if batch is not None:
+                evaluator.add(batch.image_ids, self._detect(model, batch))
+            asked = watch is not None and watch.requested() is not None
+            if watch is not None and self._runtime.any_true(asked):
+                return None
+        evaluator.gather(self._runtime)
+        result = None
+        if self._runtime.is_main:
+            result = evaluator.summarize(predictions=self._predictions)
+        metrics = self._runtime.broadcast(dict(result.metrics) if result else {})
+        return Validation(metrics, result)
+
+    @torch.inference_mode()
+    def _detect(self, model: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:
+        images = self._runtime.to_input(batch.images)
+        with self._runtime.autocast(self._precision):
+            logits, boxes = model(images).final
+        return postprocess(logits.float(), boxes.float(), batch.original_sizes)
+
+
+def better(value: float, best: float | None) -> bool:
+    """True where `value` is a new best; a figure that is not a number never is."""
+    return math.isfinite(value) and (best is None or value > best)
+
+
+def _padded(batches: Iterable[Batch | None], count: int) -> Iterable[Batch | None]:
+    done = 0
+    for batch in batches:
+        done += 1
+        yield batch
+    for _ in range(done, count):
+        yield None

@@ -1,0 +1,149 @@
+"""A training small enough for tests: D-FINE N on drawn shapes, 64 pixels, a few pictures."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+TINY = """
+model:
+  num_queries: 10
+  num_denoising: 10
+data:
+  format: synthetic
+  image_size: 64
+  train_samples: 8
+  eval_samples: 4
+solver:
+  epochs: 2
+  batch_size: 2
+  lr: 0.0008
+  warmup_steps: 2
+logging:
+  log_interval: 1
+evaluation:
+  batch_size: 2
+"""
+DEADLINE_SECONDS = 120
+
+
+@pytest.fixture(autouse=True)
+def no_supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Run in an empty folder, without what torchrun or an agent may have set."""
+    for name in ("RUN_DIR", "RUN_ID", "RUN_SUPERVISED", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> str:
+    """The path of a configuration that trains in seconds."""
+    path = tmp_path / "configs" / "tiny" / "n.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(TINY)
+    return str(path)
+
+
+@pytest.fixture
+def train_here(tiny: str, tmp_path: Path) -> Callable[..., SimpleNamespace]:
+    """Train in this process in a run directory of the given name; returns exit code and paths."""
+
+    def train(
+        name: str,
+        *overrides: str,
+        resume: str | None = None,
+        output: Path | None = None,
+        supervised: bool = False,
+    ) -> SimpleNamespace:
+        from detector.commands import train_command
+        from detector.rundir import RunDirectory
+        from detector.stopping import StopWatch
+
+        run_dir = tmp_path / name
+        environment = {"RUN_DIR": str(run_dir), "RUN_SUPERVISED": "1" if supervised else ""}
+        before = {key: os.environ.get(key) for key in environment}
+        os.environ.update(environment)
+        try:
+            code = train_command(
+                tiny, list(overrides), watch=StopWatch(), resume=resume, output=output
+            )
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    del os.environ[key]
+                else:
+                    os.environ[key] = value
+        return SimpleNamespace(code=code, run=RunDirectory(run_dir))
+
+    return train
+
+
+@pytest.fixture
+def start_ranks(tmp_path: Path) -> Callable[..., list[subprocess.Popen[str]]]:
+    """Start a Python command once a rank, as torchrun would but without its seconds."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(
+        arguments: Sequence[str], *, world_size: int = 2, **environment: str
+    ) -> list[subprocess.Popen[str]]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        processes = []
+        for rank in range(world_size):
+            shared = {
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "PYTHONWARNINGS": "error",
+                "OMP_NUM_THREADS": "1",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                **environment,
+            }
+            processes.append(
+                subprocess.Popen(
+                    [sys.executable, *arguments],
+                    env=shared,
+                    cwd=tmp_path,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        started.extend(processes)
+        return processes
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+@pytest.fixture
+def finish_ranks() -> Callable[..., list[tuple[int, str]]]:
+    """Wait for all ranks; returns exit code and output of each."""
+
+    def finish(processes: Sequence[subprocess.Popen[str]]) -> list[tuple[int, str]]:
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        ends = []
+        for process in processes:
+            output, _ = process.communicate(timeout=max(1.0, deadline - time.monotonic()))
+            ends.append((process.returncode, output))
+        return ends
+
+    return finish

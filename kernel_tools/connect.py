@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 LOCAL: Final = "local"
 URL_NAMES: Final = ("KAGGLE_PROXY_URL", "PYRUN_JUPYTER_URL")
-CLIENTS: Final = ("pyrun", "jupyter")
 
 
 def open_connection(
@@ -36,10 +35,6 @@ def open_connection(
         ConfigurationError: no address or no token is set.
         KernelError: the server does not answer, refuses, or has no such kernel.
     """
-    if client not in CLIENTS:
-        raise InvalidArgumentError(
-            f"--client {client!r} is not a client.", hint=f"Give {' or '.join(CLIENTS)}."
-        )
     server: LocalServer | None = None
     token: Secret | None
     if target == LOCAL:
@@ -55,9 +50,11 @@ def open_connection(
         remote_dir = remote_dir or DEFAULT_REMOTE_DIR
 
     def open_kernel(attach: str | None = None) -> RemoteKernel:
-        from kernel_tools.kernels import open_kernel
+        from kernel_tools.kernels import connect_kernel
 
-        return open_kernel(url, token=token, kernel_name=kernel_name, attach=attach, client=client)
+        return connect_kernel(
+            url, token=token, kernel_name=kernel_name, attach=attach, client=client
+        )
 
     from kernel_tools.kernels.rpc import AgentClient
 

@@ -6,7 +6,7 @@ It is the `AgentLink` that runs are watched through. It owns the kernel only if 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -51,6 +51,16 @@ class Connection:
     def local(self) -> bool:
         """True for the embedded server on this machine."""
         return self.target == "local"
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.name}: {self.where}>"
+
+    def _repr_mimebundle_(
+        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
+    ) -> dict[str, str]:
+        from kernel_tools.views.static import connection_view
+
+        return connection_view(self)._repr_mimebundle_(include, exclude)
 
     def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
         """Call the agent. A kernel of ours that is gone is replaced once; the runs never need it."""

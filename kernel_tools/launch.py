@@ -112,11 +112,10 @@ class LaunchPlan:
     sync: SyncPlan
 
     def __str__(self) -> str:
-        size = sum(file.size_bytes for file in self.sync.files)
         return "\n".join(
             (
                 f"would run: {' '.join(self.job.argv)}",
-                f"would sync: {len(self.sync.files)} files, {size / 1e6:.2f} MB",
+                f"would sync: {len(self.sync.files)} files, {self.sync.bytes / 1e6:.2f} MB",
                 *(f"would use: {one['object']} as {one['dest']}" for one in self.job.inputs),
             )
         )
@@ -281,7 +280,7 @@ def _check_config(
         raise ConfigurationError(str(error)) from error
     environment = {n: _portable(environ[n]) for n in names if n in environ}
     found = found.resolve()
-    for configs in (project_dir / "configs", detector_config.packed_configs()):
+    for configs in (project_dir / "configs", detector_config.packed_configs_dir()):
         if found.is_relative_to(configs.resolve()):
             relative = found.relative_to(configs.resolve()).as_posix()
             return f"configs/{relative}", None, environment

@@ -53,7 +53,8 @@ class RunMirror:
         Raises:
             ValueError: the part would leave a gap.
         """
-        data = zlib.decompress(base64.b64decode(part["data"]))
+        packed = base64.b64decode(part["data"])
+        data = zlib.decompress(packed) if packed else b""
         self._write(LOG, int(part["offset"]), data)
         return data.decode("utf-8", "replace")
 

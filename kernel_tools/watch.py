@@ -13,7 +13,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final, Protocol
 
-from kernel_tools.errors import AgentError, KernelAuthError, KernelToolsError, WaitTimeoutError
+from kernel_tools.errors import (
+    KernelAuthError,
+    KernelError,
+    KernelToolsError,
+    WaitTimeoutError,
+)
 from kernel_tools.mirror import METRICS, STEPS, RunMirror
 from kernel_tools.redact import redact
 from kernel_tools.registry import RunRecord, write_json
@@ -147,13 +152,13 @@ class RunWatcher:
 
         Raises:
             WaitTimeoutError: it goes on after `timeout` seconds.
-            KernelAuthError, AgentError: the remote answers, but will never tell (expired, unknown run).
+            KernelAuthError, AgentError, RunNotFoundError: the remote answers, and will never tell.
         """
         self.start()
         deadline = None if timeout is None else self._clock() + timeout
         with self._changed:
             while not self.finished:
-                if isinstance(self._trouble, (KernelAuthError, AgentError)):
+                if self._trouble is not None and not _may_pass(self._trouble):
                     raise self._trouble
                 left = SIGNAL_SECONDS if deadline is None else deadline - self._clock()
                 if left <= 0:
@@ -238,6 +243,11 @@ class RunWatcher:
         except KernelToolsError as error:
             self._note_silence(error)
             return False
+        except Exception as error:  # noqa: BLE001 - a thread's error is seen by nobody: `wait` raises it
+            trouble = KernelToolsError(f"watching failed: {type(error).__name__}: {error}")
+            trouble.__cause__ = error
+            self._note_silence(trouble)
+            return False
         return True
 
     def _thread_may_end(self) -> bool:
@@ -246,6 +256,11 @@ class RunWatcher:
                 self._thread = None
                 return True
             return False
+
+
+def _may_pass(trouble: KernelToolsError) -> bool:
+    """True for a line that may come back; an expired URL, an unknown run or a defect will not."""
+    return isinstance(trouble, KernelError) and not isinstance(trouble, KernelAuthError)
 
 
 def _watch(reference: weakref.ref[RunWatcher], wake: threading.Event) -> None:

@@ -189,7 +189,7 @@ def previous_of(path: Path) -> Path:
 
 def newest_checkpoint(output_dir: Path) -> Path | None:
     """Return `weights/last.pt` of the newest run under `output_dir` that has one."""
-    found = [path for path in output_dir.glob("*/weights/last*.pt") if path.is_file()]
+    found = [path for path in output_dir.resolve().glob("*/weights/last*.pt") if path.is_file()]
     runs = {path.parent: path.stat().st_mtime for path in found}
     return max(runs, key=lambda folder: runs[folder]) / "last.pt" if runs else None
 

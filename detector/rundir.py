@@ -140,7 +140,7 @@ def create_run_directory(
         os.rename(fresh, path)
     for folder in ("weights", "evaluation", "reasons", "errors", "control"):
         (path / folder).mkdir(exist_ok=True)
-    for stale in (*(path / "reasons").iterdir(), *(path / "errors").iterdir()):
+    for stale in (*path.glob("reasons/rank*.json"), *path.glob("errors/rank*.json")):
         stale.unlink()  # of an attempt before this one
     if not run.supervised:
         run.stop_request.unlink(missing_ok=True)

@@ -266,11 +266,6 @@ def make_scaler(
     return torch.amp.GradScaler(device.type, init_scale=init_scale, enabled=dtype == torch.float16)
 
 
-def seed_everything(seed: int, rank: int) -> None:
-    """Seed torch's own generators: the model alike on all ranks is built before, with rank 0."""
-    torch.manual_seed(seed * 1000003 + rank)
-
-
 def step_generator(seed: int, *, epoch: int, step: int, rank: int) -> torch.Generator:
     """Return a CPU generator that is a pure function of its arguments (denoising noise)."""
     words = np.random.SeedSequence((seed, epoch, step, rank)).generate_state(1, np.uint64)

@@ -85,9 +85,31 @@ class Connection:
             self._store = open_store(settings, local=self.local)
         return self._store
 
-    def close(self) -> None:
-        """Let go. A kernel we started is stopped (no run lives in it); others are left as they are."""
+    def close(self) -> bool:
+        """Let go of kernel, server and store; return whether an embedded service was ended.
+
+        A kernel we started is stopped (no run lives in it), embedded services are ended unless another
+        client or a live run needs them; what is not ours is left as it is.
+        """
         self.kernel.close(stop_kernel=self.kernel.owned)
+        ended = self.server is not None and self.server.release_or_stop()
+        if self._store is not None:
+            from kernel_tools.stores.local import LocalStore
+
+            if isinstance(self._store, LocalStore):
+                ended = self._store.release_or_stop() or ended
+            self._store = None
+        return ended
+
+    def take_over(self, new: Connection) -> None:
+        """Go on as `new`, so that runs watched through this one need not be attached again."""
+        old_kernel, old_server = self.kernel, self.server
+        with self._reviving:
+            self.target, self.kernel, self.client = new.target, new.kernel, new.client
+            self.reconnect, self.server = new.reconnect, new.server
+        old_kernel.close(stop_kernel=old_kernel.owned)
+        if old_server is not None:
+            old_server.release()
 
     def _revive(self, lost: RemoteKernel) -> None:
         with self._reviving:

@@ -206,6 +206,7 @@ class Keeper:
                 "facts": self.order["facts"],
                 "folder": str(self.folder),
                 "idle_seconds": self.order["idle_seconds"],
+                "runs_dirs": self.order["runs_dirs"],
                 "keeper": describe(os.getpid()),
                 "service": self.service,
                 "leftovers": self.order["leftovers"],

@@ -94,6 +94,22 @@ class Service:
             # Left for the keeper to read: it must learn of the folders to watch before the lease goes.
             keeper.write_private(paths.lease, lease | {"start_time": "released"})
 
+    def release_or_stop(self) -> bool:
+        """Give the lease back, and end the service now unless a client or a live run needs it.
+
+        Returns whether it was ended.
+        """
+        self.release()
+        paths = _Paths(self.state_dir, self.name)
+        with _locked(paths):
+            record = keeper.read_json(paths.record)
+            if record is None or record["service"]["pid"] != self.service_pid:
+                return False
+            if keeper.Watch(paths.leases, record["runs_dirs"]).needed():
+                return False
+            _end_recorded(paths, record)
+        return True
+
     def stop(self) -> None:
         """End the service now, whoever else uses it, and wait until it is gone."""
         paths = _Paths(self.state_dir, self.name)

@@ -115,8 +115,9 @@ class Session:
             name=name,
         )
         previous = self._connections.pop(connection.name, None)
-        if previous is not None and previous is not connection:
-            previous.close()
+        if previous is not None:
+            previous.take_over(connection)
+            connection = previous
         self._connections[connection.name] = connection  # the last one made is the default
         return connection
 
@@ -149,16 +150,11 @@ class Session:
             if run.link is connection:
                 run.detach()
         del self._connections[connection.name]
-        connection.close()
-        ended = ""
-        if connection.server is not None:
-            connection.server.release()
-            ended = " The local server and store end by themselves when nothing needs them."
+        ended = " The local server and store were ended." if connection.close() else ""
         if not alive:
             return f"Disconnected from {connection.name}; none of its runs is going on.{ended}"
-        names = ", ".join(alive)
         return (
-            f"Disconnected from {connection.name}; still running there: {names}. "
+            f"Disconnected from {connection.name}; still running there: {', '.join(alive)}. "
             f"%remote_connect and %remote_attach {alive[0]} come back."
         )
 
@@ -322,6 +318,11 @@ class Session:
         """
         connection = self.connection(on)
         run_id = self._complete(run_id)
+        known = self._runs.get(run_id)
+        if known is not None and known.link is connection:
+            known.refresh()
+            self._last_run = run_id
+            return known.watch()
         try:
             record = self.registry.load(run_id)
         except RunNotFoundError:

@@ -12,7 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["DeformableAttention", "SelfAttention", "sample"]
+from detector.models.sampling import sample
+
+__all__ = ["DeformableAttention", "SelfAttention"]
 
 
 class SelfAttention(nn.Module):
@@ -53,38 +55,6 @@ class SelfAttention(nn.Module):
         mixed = F.scaled_dot_product_attention(query, key, values, attn_mask=mask)
         output: Tensor = self.out_proj(mixed.transpose(1, 2).reshape(batch, count, dim))
         return output
-
-
-def sample(
-    value: Tensor,
-    shapes: Sequence[tuple[int, int]],
-    locations: Tensor,
-    weights: Tensor,
-    points: Sequence[int],
-) -> Tensor:
-    """Weighted sum of bilinear samples from all levels, zero outside the maps.
-
-    Args:
-        value: (B, S, heads, C), the tokens of all levels, row by row, finest level first.
-        shapes: (height, width) of each level; their products sum to S.
-        locations: (B, Q, heads, P, 2) as fractions x, y of the image; P = sum(points).
-        weights: (B, Q, heads, P).
-        points: how many of the P belong to each level.
-
-    Returns:
-        (B, Q, heads * C).
-    """
-    batch, queries, heads, _, _ = locations.shape
-    sizes = [height * width for height, width in shapes]
-    grids = torch.split((2 * locations - 1).transpose(1, 2).flatten(0, 1), list(points), 2)
-    levels = torch.split(value.permute(0, 2, 3, 1).flatten(0, 1), sizes, 2)
-    sampled = [
-        F.grid_sample(level.reshape(batch * heads, -1, height, width), grid, align_corners=False)
-        for level, (height, width), grid in zip(levels, shapes, grids, strict=True)
-    ]
-    weights = weights.transpose(1, 2).flatten(0, 1)
-    mixed = torch.cat(sampled, 3).mul(weights[:, None]).sum(3)
-    return mixed.view(batch, -1, queries).transpose(1, 2)
 
 
 class DeformableAttention(nn.Module):
@@ -154,7 +124,5 @@ class DeformableAttention(nn.Module):
         weights = self.attention_weights(queries).view(batch, count, self.heads, -1).softmax(-1)
         boxes = references[:, :, None, None]
         offsets = offsets * self.point_scale * self.offset_scale * boxes[..., 2:]
-        mixed = sample(
-            value, shapes, boxes[..., :2] + offsets, weights.to(value.dtype), self.points
-        )
+        mixed = sample(value, shapes, boxes[..., :2] + offsets, weights, self.points)
         return mixed if self.output_proj is None else self.output_proj(mixed)

@@ -177,10 +177,9 @@ def _store(root: str, digest: str, content: memoryview) -> int:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.{os.urandom(6).hex()}.tmp"
     try:
+        # No fsync, which cost 5 ms a file: `missing` hashes each blob anew, so a torn one is sent again.
         with open(temporary, "wb") as stream:
             stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
         os.chmod(temporary, 0o444)
         os.replace(temporary, path)
     finally:

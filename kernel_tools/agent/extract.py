@@ -39,6 +39,8 @@ def extract(
     Raises:
         UnsafeArchiveError: the archive is not what it says, damaged, or holds what must not be.
     """
+    if kind not in _UNPACKERS:
+        raise UnsafeArchiveError(f"{kind!r} is no kind of archive")
     writer = Writer(folder, bounds, tick)
     with open(path, "rb") as stream:
         start = stream.read(4)

@@ -151,18 +151,22 @@ def _failure(evidence: Evidence) -> Optional[Failure]:
     raised = sorted((r for r in evidence.reasons if r.reason == "failed"), key=lambda r: r.at)
     if raised:
         return _first_cause([reason.error or _bare(reason) for reason in raised], evidence)
-    if any(reason.reason in (STOPPED, TIMED_OUT) for reason in evidence.reasons):
-        return None
+    # A rank that ended without a word; the others were then told to stop, which is no cause.
+    told = {reason.rank for reason in evidence.reasons}
+    for rank, code in evidence.reported:
+        if rank not in told and code not in (0, EXIT_RESUMABLE, -signal.SIGTERM):
+            errors = evidence.rank_errors or evidence.log_errors
+            return _first_cause(errors, evidence) if errors else _by_exit_code(rank, code)
     exit_code = evidence.exit_code
-    if exit_code in (0, EXIT_RESUMABLE):
+    obeyed = any(reason.reason in (STOPPED, TIMED_OUT) for reason in evidence.reasons)
+    killed = exit_code is not None and exit_code < 0
+    if exit_code in (0, EXIT_RESUMABLE) or (obeyed and (evidence.stop is not None or not killed)):
         return None
-    if exit_code is not None and exit_code < 0:
+    if exit_code is not None and killed:
         what = "the command" if evidence.kind == "command" else "the launcher (torchrun)"
         return _by_signal(what, -exit_code, None, evidence)
     if evidence.rank_errors or evidence.log_errors:
         return _first_cause(evidence.rank_errors or evidence.log_errors, evidence)
-    if evidence.reported:
-        return _by_exit_code(*evidence.reported[0])
     return Failure("ExitCode", f"the trainer ended with exit code {exit_code}")
 
 

@@ -9,7 +9,6 @@ A present marker with the right hash means that nothing is downloaded.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
 import fcntl
@@ -30,6 +29,8 @@ from .trainer import place_in_work
 
 _PARALLEL = 4
 _TELL_SECONDS = 0.5
+_TICK_SECONDS = 0.1
+_CANCEL_SECONDS = 2.0
 # What archive tools of desktops add, and nobody means.
 _JUNK = frozenset(["__MACOSX", ".DS_Store", "._.DS_Store"])
 
@@ -66,14 +67,22 @@ def stage_inputs(
     folder = datasets_dir(run_dir, job)
     os.makedirs(folder, exist_ok=True)
     tasks = [_Task(one, folder, urls.get(one.object)) for one in job.inputs]
-    with concurrent.futures.ThreadPoolExecutor(_PARALLEL) as pool:
-        futures = [pool.submit(task.run) for task in tasks]
-        try:
-            _wait(futures, tasks, progress, should_stop, stall_seconds)
-        except BaseException:
-            for task in tasks:
-                task.cancelled.set()
-            raise
+    turns = threading.BoundedSemaphore(_PARALLEL)
+    # Daemons: a thread that hangs in a socket must not keep a stopped run alive.
+    threads = [
+        threading.Thread(target=task.guarded, args=(turns,), name=task.input.name, daemon=True)
+        for task in tasks
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        _wait(tasks, progress, should_stop, stall_seconds)
+    except BaseException:
+        for task in tasks:
+            task.cancelled.set()
+        for thread in threads:
+            thread.join(_CANCEL_SECONDS / len(threads))
+        raise
     for task in tasks:
         place_in_work(run_dir, task.input.dest, content_root(task.content, task.input))
         log(f"remote_dataset_ready={task.input.dest}")
@@ -114,31 +123,33 @@ def content_root(content: str, one: Input) -> str:
 
 
 def _wait(
-    futures: List[Any],
     tasks: List[_Task],
     progress: Callable[[Rows], None],
     should_stop: Callable[[], bool],
     stall_seconds: Optional[float],
 ) -> None:
+    """Return when all are ready; raise what the first one raised, or the end that was asked for."""
     seen: List[Any] = []
-    moved = time.monotonic()
+    moved = told = time.monotonic()
     while True:
-        done, pending = concurrent.futures.wait(
-            futures, timeout=_TELL_SECONDS, return_when=concurrent.futures.FIRST_EXCEPTION
-        )
-        for future in done:
-            future.result()
-        rows = [task.row() for task in tasks]
-        progress(rows)
+        pending = [task for task in tasks if not task.ended.wait(_TICK_SECONDS / len(tasks))]
+        for task in tasks:
+            if task.error is not None:
+                raise task.error
         if not pending:
             return
         if should_stop():
             raise StopRequestedError
+        now = time.monotonic()
+        rows = [task.row() for task in tasks]
+        if now - told >= _TELL_SECONDS:
+            told = now
+            progress(rows)
         figures = [(row["bytes"], row["state"], task.unpacked) for row, task in zip(rows, tasks)]
         if figures != seen:
-            seen, moved = figures, time.monotonic()
-        if stall_seconds is not None and time.monotonic() - moved > stall_seconds:
-            waiting = ", ".join(row["name"] for row in rows if row["state"] != "ready")
+            seen, moved = figures, now
+        if stall_seconds is not None and now - moved > stall_seconds:
+            waiting = ", ".join(task.input.name for task in pending)
             raise InputError(f"stalled: no byte of {waiting} came for {stall_seconds:.0f} s")
 
 
@@ -150,6 +161,8 @@ class _Task:
         self.content = ""
         self.unpacked = 0
         self.cancelled = threading.Event()
+        self.ended = threading.Event()
+        self.error: Optional[Exception] = None
         self._folder = folder
         self._url = url
         self._bytes = 0
@@ -168,6 +181,15 @@ class _Task:
             "size_bytes": size,
             "percent": round(percent, 1),
         }
+
+    def guarded(self, turns: threading.BoundedSemaphore) -> None:
+        """The thread: `run` when it is its turn; what it raises is kept in `error`."""
+        try:
+            with turns:
+                self.run()
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+            self.error = error
+        self.ended.set()
 
     def run(self) -> None:
         """Make the input's folder complete; sets `content`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from . import processes
+from . import host, processes
 from .control import STOPPED, StopRequest, ask_stop
 from .finish import finish
 from .heart import agent_alive
@@ -44,7 +44,10 @@ def _bury(run_dir: str, agent: Dict[str, Any]) -> None:
     processes.end_all(
         lambda: processes.of_run(run_dir, recorded=recorded), term_seconds=0, kill_seconds=5
     )
-    failure = Failure("AgentKilled", "the agent and its watchdog were killed; the run was ended")
+    message = "the agent and its watchdog were killed; the run was ended"
+    if agent.get("boot_id") != host.boot_id():
+        message = "the machine was restarted while the run was going on"
+    failure = Failure("AgentKilled", message)
     finish(
         run_dir,
         Job.of_run(run_dir),

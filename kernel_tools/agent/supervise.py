@@ -24,9 +24,9 @@ from .outcome import Evidence, Failure, Outcome
 from .status import StatusFile
 from .watchdog import Watchdog
 
-_TICK_SECONDS = 0.1
+_TICK_SECONDS = 0.2
 # How often the process table is read for what belongs to the run.
-_LOOK_SECONDS = 1.0
+_LOOK_SECONDS = 2.0
 # What a process that outlives its trainer gets between SIGTERM and SIGKILL.
 _LEFTOVER_SECONDS = 2.0
 # After SIGUSR1, which a trainer may answer by its stacks (faulthandler), before it is ended.
@@ -105,7 +105,7 @@ class Supervisor:
             should_stop=lambda: self._stop_request() is not None,
             stall_seconds=_minutes(self.job.limits.stall_minutes),
         )
-        return True
+        return self._stop_request() is None
 
     def _staged(self, rows: List[Dict[str, Any]]) -> None:
         """Tell how far the inputs are; called about twice a second while they come."""

@@ -68,7 +68,7 @@ class Writer:
     def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
         """Write a file of exactly `size` bytes."""
         if mode & _SPECIAL_BITS:
-            raise UnsafeArchiveError(f"the archive holds a set-user-id file: {name!r}")
+            raise UnsafeArchiveError(f"the archive holds a set-user-id file: {name[:80]!r}")
         parts = _parts(name)
         if not parts or name.endswith("/"):
             raise UnsafeArchiveError("the archive holds a file without a name")
@@ -76,7 +76,7 @@ class Writer:
         key = _fold("/".join(parts))
         if key in self._kinds:
             raise UnsafeArchiveError(
-                f"the archive holds two entries that are one on some systems: {name!r}"
+                f"the archive holds two entries that are one on some systems: {name[:80]!r}"
             )
         self._kinds[key] = "\0file"
         self.files += 1
@@ -98,7 +98,7 @@ class Writer:
         finally:
             os.close(descriptor)
         if written != size:
-            raise UnsafeArchiveError(f"the archive is cut short at {name!r}")
+            raise UnsafeArchiveError(f"the archive is cut short at {name[:80]!r}")
         self.content_bytes += size
 
     def _claim_folders(self, parts: Tuple[str, ...], name: str) -> None:
@@ -106,7 +106,7 @@ class Writer:
             path = "/".join(parts[:depth])
             if self._kinds.setdefault(_fold(path), path) != path:
                 raise UnsafeArchiveError(
-                    f"the archive holds two entries that are one on some systems: {name!r}"
+                    f"the archive holds two entries that are one on some systems: {name[:80]!r}"
                 )
 
     def _make(self, path: str) -> None:
@@ -123,7 +123,7 @@ def _parts(name: str) -> Tuple[str, ...]:
         if folded != name and (folded.count("/") != name.count("/") or _problem(folded)):
             problem = "has look-alike characters in it"
     if problem is not None:
-        raise UnsafeArchiveError(f"the archive holds a name that {problem}: {name!r}")
+        raise UnsafeArchiveError(f"the archive holds a name that {problem}: {name[:80]!r}")
     return tuple(part for part in name.split("/") if part not in ("", "."))
 
 

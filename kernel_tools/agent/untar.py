@@ -59,10 +59,10 @@ def untar(stream: IO[bytes], writer: Writer) -> None:
         length = length if size is None else size
         name = size = None
         if kind in _KINDS:
-            raise UnsafeArchiveError(f"the archive holds {_KINDS[kind]}: {plain!r}")
+            raise UnsafeArchiveError(f"the archive holds {_KINDS[kind]}: {plain[:80]!r}")
         if kind == b"5" or (kind in (b"0", b"\0") and plain.endswith("/")):
             if length:
-                raise UnsafeArchiveError("the archive holds a folder with content: " + repr(plain))
+                raise UnsafeArchiveError(f"the archive holds a folder with content: {plain[:80]!r}")
             writer.directory(plain)
         elif kind in (b"0", b"\0", b"7"):
             writer.file(plain, _number(header[100:108]), length, body(stream, length))

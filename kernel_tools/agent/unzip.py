@@ -42,7 +42,7 @@ def _check_member(info: zipfile.ZipInfo) -> None:
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
         name = "a symbolic link" if kind == stat.S_IFLNK else "a special file"
-        raise UnsafeArchiveError(f"the archive holds {name}: {info.filename!r}")
+        raise UnsafeArchiveError(f"the archive holds {name}: {info.filename[:80]!r}")
     if info.flag_bits & 0x1:
         raise UnsafeArchiveError("the archive is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):

@@ -37,6 +37,10 @@ def connect_kernel(
         from kernel_tools.kernels.pyrun import PyrunKernel
 
         return PyrunKernel.connect(url, token=token, kernel_name=kernel_name, attach=attach)
+    if client == "jupyter":
+        from kernel_tools.kernels.kernel_client import ClientKernel
+
+        return ClientKernel.connect(url, token=token, kernel_name=kernel_name, attach=attach)
     raise InvalidArgumentError(
         f"There is no client {client!r}.", hint=f"Use {' or '.join(CLIENTS)}."
     )

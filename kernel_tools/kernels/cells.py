@@ -26,7 +26,7 @@ QUIET_CELL: Final = KEPT_OUT_OF_HISTORY + "get_ipython().history_manager.enabled
 # The frame: runs `function(**arguments)` of a module and prints one line, `<nonce>{json}`.
 # Errors are values too; a stack trace is text for the log, not for the person.
 _FRAME: Final = """
-import base64, json, linecache, sys, traceback, zlib
+import base64, json, linecache, os, sys, traceback, zlib
 
 def load_source(name, source):
     module = sys.modules.get(name)
@@ -39,7 +39,7 @@ def load_source(name, source):
     return module
 
 def load_package(name, folder, api):
-    import importlib, importlib.util, os
+    import importlib, importlib.util
     if name not in sys.modules:
         init = os.path.join(folder, "__init__.py")
         if not os.path.isfile(init):
@@ -63,9 +63,18 @@ try:
         module = load_source(call["module"], call["source"])
     else:
         module = load_package(call["module"], call["folder"], call["api"])
-    if "blob" in call:
+    if "blob_file" in call:
+        # Gone: this is a repeat whose first reply was lost, and the content was taken in then.
+        data = b""
+        if os.path.exists(call["blob_file"]):
+            with open(call["blob_file"], "rb") as stream:
+                data = stream.read()
+        call["arguments"][call["blob"]] = data
+    elif "blob" in call:
         call["arguments"][call["blob"]] = base64.b64decode(blob)
     reply = {"result": getattr(module, call["function"])(**call["arguments"])}
+    if call.get("blob_file") and os.path.exists(call["blob_file"]):
+        os.unlink(call["blob_file"])
 except Exception as error:
     reply = {"error": {"type": type(error).__name__, "message": str(error),
                        "traceback": traceback.format_exc()}}
@@ -83,7 +92,8 @@ def call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None)
     Args:
         nonce: starts the line of the reply.
         call: `module`, `function`, `arguments` and either `source` or `folder` and `api`; JSON-able.
-        blob: bytes handed over as the argument that `call["blob"]` names.
+        blob: bytes handed over as the argument that `call["blob"]` names; or, larger, they lie in the
+            remote file `call["blob_file"]`, which is removed.
     """
     handed = {"nonce": nonce, "call": _packed(json.dumps(call).encode())}
     if blob is not None:

@@ -36,7 +36,13 @@ from kernel_tools.kernels.base import (
     error_of_status,
 )
 from kernel_tools.kernels.cells import QUIET_CELL
-from kernel_tools.kernels.transfer import CommLine, Download, RemoteFileError, Upload
+from kernel_tools.kernels.transfer import (
+    CommLine,
+    Download,
+    RemoteFileError,
+    Upload,
+    register_cell,
+)
 
 T = TypeVar("T")
 
@@ -219,9 +225,9 @@ class HeldKernel:
             return
 
     def greet(self) -> None:
-        """Open the line; in a kernel of ours switch off the history database."""
+        """Open the line; in a kernel of ours switch off the history and switch on file transfer."""
         if self._owned:
-            self.execute(QUIET_CELL, timeout_seconds=START_SECONDS).check()
+            self.execute(QUIET_CELL + register_cell(), timeout_seconds=START_SECONDS).check()
             return
         # Someone else's kernel may be busy for hours; that shows with the first call.
         deadline = time.monotonic() + CONNECT_SECONDS

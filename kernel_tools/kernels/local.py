@@ -117,6 +117,10 @@ class LocalServer:
         """Give the lease back; the server ends itself when nobody has needed it for the idle time."""
         self.service.release()
 
+    def release_or_stop(self) -> bool:
+        """Give the lease back, and end the server unless somebody needs it; returns whether it ended."""
+        return self.service.release_or_stop()
+
     def stop(self) -> None:
         """End the server and its kernels now. Detached runs go on."""
         self.service.stop()

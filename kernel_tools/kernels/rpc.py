@@ -31,10 +31,13 @@ from kernel_tools.kernels.base import CellResult, RemoteKernel, backoff_seconds
 from kernel_tools.kernels.cells import call_cell
 
 AGENT_PACKAGE: Final = "kernel_tools_agent"
-# A file up to this size goes in a pack inside the code of a cell: one round trip instead of four.
-INLINE_BYTES: Final = 1024 * 1024
-# Raw bytes after which a pack is closed: together with the last file, as base64, under the server's limit.
+# A file up to this size goes in a pack with others, a larger one alone.
+PACKED_BYTES: Final = 1024 * 1024
+# Raw bytes after which a pack is closed.
 PACK_BYTES: Final = 4 * 1024 * 1024
+# A pack up to this size goes inside the code of its cell; one above it as a file, a round trip more.
+# IPython hashes and tokenizes a cell in Python: 2 ms a kilobyte on a busy machine, measured.
+IN_CODE_BYTES: Final = 32 * 1024
 # A busy Kaggle session answered after 15 s, measured; a half-open line never does.
 ATTEMPT_SECONDS: Final = 20.0
 # What the agent raises for a caller to catch, by class name there.
@@ -167,7 +170,7 @@ class AgentClient:
     def upload(self, blobs: Iterable[Blob]) -> frozenset[str]:
         """Send what the remote lacks of `blobs` and of the agent; return the digests that were sent.
 
-        Two round trips for up to 1 MiB compressed, one where nothing is missing.
+        Two or three round trips for up to 4 MiB, one where nothing is missing.
         """
         blobs = (*self._source.blobs, *blobs)
         missing = self.missing(blob.sha256 for blob in blobs)
@@ -192,7 +195,7 @@ class AgentClient:
         """
         held: list[bytes] = []
         for blob in blobs:
-            if blob.size > INLINE_BYTES:
+            if blob.size > PACKED_BYTES:
                 self._send_alone(blob)
                 continue
             held.append(blob.read())
@@ -227,10 +230,21 @@ class AgentClient:
     def _receive(self, contents: list[bytes]) -> None:
         manifest = {"hash": self._source.hash, "files": self._source.manifest}
         arguments = {"remote_dir": self.remote_dir, "agent_manifest": manifest}
-        self._bootstrap("receive", arguments, blob=bootstrap.pack(contents))
+        pack = bootstrap.pack(contents)
+        if len(pack) <= IN_CODE_BYTES:
+            self._bootstrap("receive", arguments, blob=pack)
+            return
+        path = f"{self.remote_dir}/blobs/.{secrets.token_hex(8)}.pack"
+        self.kernel.put_file(pack, path)
+        self._bootstrap("receive", arguments, blob_file=path)
 
     def _bootstrap(
-        self, function: str, arguments: dict[str, Any], *, blob: bytes | None = None
+        self,
+        function: str,
+        arguments: dict[str, Any],
+        *,
+        blob: bytes | None = None,
+        blob_file: str | None = None,
     ) -> dict[str, Any]:
         call = {
             "module": f"_kernel_tools_bootstrap_{self._source.hash}",
@@ -238,26 +252,32 @@ class AgentClient:
             "function": function,
             "arguments": arguments,
         }
-        if blob is not None:
+        if blob is not None or blob_file is not None:
             call["blob"] = "archive"
+        if blob_file is not None:
+            call["blob_file"] = blob_file
         return _result_of(self._ask(call, timeout_seconds=60.0, blob=blob), function)
 
     def _ask(
         self, call: Mapping[str, Any], *, timeout_seconds: float, blob: bytes | None = None
     ) -> dict[str, Any]:
         deadline = self._clock() + timeout_seconds
+        patience = ATTEMPT_SECONDS
         for wait in backoff_seconds():
             remaining = deadline - self._clock()
             nonce = f"<{secrets.token_hex(8)}>"
             try:
                 result = self.kernel.execute(
                     call_cell(nonce, call, blob=blob),
-                    timeout_seconds=max(0.1, min(remaining, ATTEMPT_SECONDS)),
+                    timeout_seconds=max(0.1, min(remaining, patience)),
                 )
                 return _reply_of(result, nonce)
-            except (KernelConnectionError, KernelTimeoutError):
+            except (KernelConnectionError, KernelTimeoutError) as error:
                 if self._clock() + wait >= deadline:
                     raise
+                if isinstance(error, KernelTimeoutError):
+                    # The cell may only be slow (a hash of gigabytes), and the next waits behind it.
+                    patience *= 2
             self._sleep(wait)
         raise AssertionError  # pragma: no cover - the waits never end
 

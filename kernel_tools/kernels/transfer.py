@@ -85,6 +85,10 @@ class Upload:
         request = {"op": "put", "path": self.remote_path, "mode": self.mode, "key": self.key}
         with self._open() as stream:
             total = stream.seek(0, os.SEEK_END)
+            stream.seek(0)
+            if total < CHUNK_BYTES:
+                self._send_at_once(line, request, stream.read())
+                return
             comm = _Comm(line, request)
             sent = int(comm.ready["offset"])
             digest = _hash_of_prefix(stream, sent)
@@ -103,11 +107,19 @@ class Upload:
                     unanswered += 1
                 reply = comm.receive().data
                 unanswered -= 1
-                if reply.get("damaged"):
-                    raise DamagedError("the upload arrived damaged")
-                if self.on_progress is not None:
-                    self.on_progress(int(reply["offset"]), max(total, sent))
+                self._note(reply, max(total, sent))
             comm.close()
+
+    def _send_at_once(self, line: CommLine, request: Mapping[str, Any], data: bytes) -> None:
+        digest = hashlib.sha256(data).hexdigest()
+        comm = _Comm(line, {**request, "sha256": digest}, [data])
+        self._note(comm.ready, len(data))
+
+    def _note(self, reply: Mapping[str, Any], total: int) -> None:
+        if reply.get("damaged"):
+            raise DamagedError("the upload arrived damaged")
+        if self.on_progress is not None:
+            self.on_progress(int(reply["offset"]), total)
 
     def _open(self) -> BinaryIO:
         return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")
@@ -182,14 +194,16 @@ class Download:
 class _Comm:
     """One comm from open to close; `ready` is the remote's first answer."""
 
-    def __init__(self, line: CommLine, request: Mapping[str, Any]) -> None:
+    def __init__(
+        self, line: CommLine, request: Mapping[str, Any], buffers: Sequence[bytes] = ()
+    ) -> None:
         self._line = line
         self._id = ""
-        first = self._opened(request)
+        first = self._opened(request, buffers)
         if first.kind == "comm_close":
             # The kernel has never heard of the target: new, or restarted.
             line.execute(register_cell(), ANSWER_SECONDS).check()
-            first = self._opened(request)
+            first = self._opened(request, buffers)
         self.ready = self._checked(first).data
 
     def send(self, data: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
@@ -201,10 +215,10 @@ class _Comm:
     def close(self) -> None:
         self._line.send_comm("comm_close", {"comm_id": self._id, "data": {}})
 
-    def _opened(self, request: Mapping[str, Any]) -> CommMessage:
+    def _opened(self, request: Mapping[str, Any], buffers: Sequence[bytes]) -> CommMessage:
         self._id = uuid.uuid4().hex
         content = {"comm_id": self._id, "target_name": TARGET, "data": dict(request)}
-        self._line.send_comm("comm_open", content)
+        self._line.send_comm("comm_open", content, buffers)
         return self._next()
 
     def _next(self) -> CommMessage:

@@ -79,9 +79,12 @@ class ConnectMagics(Magics):  # type: ignore[misc]
         Only a kernel or server that was started from here and that no run needs is stopped.
         """
         from kernel_tools.session import default_session
+        from kernel_tools.views import follow
 
         args = parse(self.remote_disconnect, line)
-        print(default_session().disconnect(args.on))
+        session = default_session()
+        print(session.disconnect(args.on))
+        follow.let_go(session.connections)
 
     @magic(
         argument("--dry-run", action="store_true", help="show what would travel, send nothing"),

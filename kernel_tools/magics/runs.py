@@ -177,12 +177,13 @@ class RunMagics(Magics):  # type: ignore[misc]
             %remote_fetch 3f2a summary.json
         """
         from kernel_tools.session import default_session
+        from kernel_tools.settings import find_project_dir
         from kernel_tools.views.static import files_table
 
         args = parse(self.remote_fetch, line)
         run_id, globs = split_run(args.words)
         run = default_session().run(run_id, on=args.on)
-        return files_table(run.fetch(*globs, to=args.to))
+        return files_table(run.fetch(*globs, to=args.to), relative_to=find_project_dir())
 
     @magic(
         run_argument,

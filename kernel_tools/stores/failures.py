@@ -39,7 +39,9 @@ def translated(
     """Run a call of the SDK; whatever it raises leaves as a `StoreError`, the original as its cause.
 
     Args:
-        endpoint, bucket, key: what messages name.
+        endpoint: what messages name.
+        bucket: likewise.
+        key: likewise.
         ask_again: a GET. The refusal of a HEAD has no body and so no reason; this brings it.
     """
     from minio.error import MinioException, S3Error

@@ -98,6 +98,10 @@ class LocalStore(S3Store):
         """Give the lease back; the store ends itself when nobody has needed it for the idle time."""
         self.service.release()
 
+    def release_or_stop(self) -> bool:
+        """Give the lease back, and end the store unless somebody needs it; returns whether it ended."""
+        return self.service.release_or_stop()
+
     def stop(self) -> None:
         """End the store now. What it holds stays on disk for the next start."""
         self.service.stop()

@@ -35,7 +35,7 @@ DEFAULT_BUCKET: Final = "dataset"
 # What S3-compatible stores sign with unless told otherwise (Garage: must equal its configuration).
 DEFAULT_REGION: Final = "us-east-1"
 # S3 allows 10,000 parts of at least 5 MiB; 3 parts are in flight, so this bounds memory as well.
-PART_BYTES: Final = 16 << 20
+PART_BYTES: Final = 8 << 20
 MAX_PARTS: Final = 10_000
 PARALLEL_PARTS: Final = 3
 CONNECT_SECONDS: Final = 5.0
@@ -333,7 +333,7 @@ def _run_interruptibly(work: Any, cancel: Any) -> None:
 
 
 def part_bytes(size_bytes: int) -> int:
-    """Return the part size of a multipart upload: 16 MiB, more where 10,000 such parts do not do."""
+    """Return the part size of a multipart upload: 8 MiB, more where 10,000 such parts do not do."""
     mebibyte = 1 << 20
     needed = -(-size_bytes // MAX_PARTS)
     return max(PART_BYTES, -(-needed // mebibyte) * mebibyte)

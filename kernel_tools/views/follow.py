@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import WaitTimeoutError
@@ -61,6 +61,15 @@ def follow(
         run.raise_for_state()
 
 
+def let_go(connections: Sequence[object]) -> None:
+    """Make panels static whose run is on none of `connections` any more."""
+    for panel in _panels:
+        if panel.live and all(getattr(panel.run, "link", None) is not one for one in connections):
+            panel.retire(
+                f"Disconnected. %remote_connect and %remote_attach {panel.run.id} show it again."
+            )
+
+
 class _Watcher:
     """Is shown every new snapshot, on the thread of the cell."""
 
@@ -73,7 +82,7 @@ class _PanelWatcher(_Watcher):
 
     def __init__(self, run: Run) -> None:
         _panels[:] = [panel for panel in _panels if panel.live]
-        if all(panel.run_id != run.id for panel in _panels):
+        if all(panel.run is not run for panel in _panels):
             _open_panel(run)
 
 
@@ -143,6 +152,9 @@ def _open_panel(run: Run) -> None:
     from kernel_tools.views.panel import Panel
 
     _panels[:] = [panel for panel in _panels if panel.live]
+    for panel in _panels:
+        if panel.run.id == run.id and panel.run is not run:
+            panel.retire("The run was taken up again; a newer panel shows it.")
     _panels.append(Panel(run).show())
 
 

@@ -60,7 +60,8 @@ class Panel:
         self._run = run
         self._clock = clock
         self._note = ""
-        self._asking = self._stopping = self._detached = self._closed = False
+        self._asking = self._stopping = self._closed = False
+        self._farewell: str | None = None  # set where it lets go before the run has ended
         self._display_id: str | None = None
         self._worker: threading.Thread | None = None
         self._unsubscribe: Callable[[], None] | None = None
@@ -107,9 +108,9 @@ class Panel:
         return not self._closed
 
     @property
-    def run_id(self) -> str:
-        """Which run it shows."""
-        return self._run.id
+    def run(self) -> Watched:
+        """What it shows."""
+        return self._run
 
     def show(self) -> Panel:
         """Display the panel below the current cell and begin to follow."""
@@ -124,11 +125,16 @@ class Panel:
         self._clock.touch(self)
         return self
 
+    def retire(self, farewell: str) -> None:
+        """Become static before the run has ended, with a sentence on where it goes on."""
+        self._farewell = farewell
+        self._clock.touch(self)
+
     def paint(self) -> None:
         """Write the newest state into the widgets; the clock calls it."""
         if self._closed:
             return
-        if self._detached or self._run.snapshot.terminal:
+        if self._farewell is not None or self._run.snapshot.terminal:
             self._finish()
         else:
             self._write()
@@ -151,7 +157,7 @@ class Panel:
         self._closed = True
         if self._unsubscribe is not None:
             self._unsubscribe()
-        note = self._how_to_return() if self._detached else _whats_next(self._run.snapshot)
+        note = self._farewell or _whats_next(self._run.snapshot)
         if self._display_id is not None:
             update_display(RunView(self._run.snapshot, note=note), display_id=self._display_id)
         for widget in (self.box, *self.box.children, *self.confirm.children):
@@ -183,8 +189,7 @@ class Panel:
         )
 
     def _detach(self, _button: object) -> None:
-        self._detached = True
-        self._clock.touch(self)
+        self.retire(self._how_to_return())
 
     def _do(
         self, note: str, action: Callable[[], Any], then: Callable[[Any], str] | None = None

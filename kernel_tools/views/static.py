@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from kernel_tools.redact import redact
@@ -277,14 +278,18 @@ def runs_table(rows: Sequence[RunRow]) -> TableView:
     return TableView(caption, header, cells, right=(4, 5))
 
 
-def files_table(files: Sequence[Fetched]) -> TableView:
-    """Show what was fetched; every file in it has been verified."""
-    rows = tuple((str(one.path), facts.size(one.size_bytes), one.sha256[:12]) for one in files)
+def files_table(files: Sequence[Fetched], *, relative_to: Path | None = None) -> TableView:
+    """Show what was fetched; every file in it has been verified. Paths are shortened where they can be."""
+    rows = []
+    for one in files:
+        inside = relative_to is not None and one.path.is_relative_to(relative_to)
+        path = one.path.relative_to(relative_to) if inside and relative_to else one.path
+        rows.append((str(path), facts.size(one.size_bytes), one.sha256[:12]))
     noun = "file" if len(rows) == 1 else "files"
     caption = (
         f"{len(rows)} {noun} fetched, each verified by SHA-256" if rows else "Nothing to fetch."
     )
-    return TableView(caption, ("file", "size", "sha256"), rows, right=(1,))
+    return TableView(caption, ("file", "size", "sha256"), tuple(rows), right=(1,))
 
 
 def sync_view(result: SyncPlan | SyncReport) -> View:

@@ -24,9 +24,9 @@ def member(name, *, kind=tarfile.REGTYPE, data=b"x", mode=0o644, link="", **pax)
     return info, data
 
 
-def tar(*members, format=tarfile.PAX_FORMAT):
+def tar(*members, layout=tarfile.PAX_FORMAT):
     buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w", format=format) as archive:
+    with tarfile.open(fileobj=buffer, mode="w", format=layout) as archive:
         for info, data in members:
             archive.addfile(info, io.BytesIO(data))
     return buffer.getvalue()
@@ -43,9 +43,9 @@ def zipped(*entries, compression=zipfile.ZIP_STORED):
     return buffer.getvalue()
 
 
-def honest(format=tarfile.PAX_FORMAT):
+def honest(layout=tarfile.PAX_FORMAT):
     folder = member("ds/images", kind=tarfile.DIRTYPE, data=b"", mode=0o755)
-    return tar(folder, *(member(n, data=d) for n, d in FILES.items()), format=format)
+    return tar(folder, *(member(n, data=d) for n, d in FILES.items()), layout=layout)
 
 
 def checksummed(header):
@@ -62,13 +62,13 @@ def unpack(tmp_path, data, kind="tar", **bounds):
 
 
 def tree(folder):
-    return {
-        os.path.relpath(os.path.join(base, name), str(folder)): open(
-            os.path.join(base, name), "rb"
-        ).read()
-        for base, _, names in os.walk(str(folder))
-        for name in names
-    }
+    found = {}
+    for base, _, names in os.walk(str(folder)):
+        for name in names:
+            path = os.path.join(base, name)
+            with open(path, "rb") as stream:
+                found[os.path.relpath(path, str(folder))] = stream.read()
+    return found
 
 
 @pytest.mark.parametrize(
@@ -91,15 +91,15 @@ def test_an_honest_archive_comes_out_as_it_was(tmp_path, data, kind):
     assert tree(folder) == FILES
 
 
-@pytest.mark.parametrize("format", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_long_and_foreign_names_come_out(tmp_path, format):
+@pytest.mark.parametrize("layout", [tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
+def test_long_and_foreign_names_come_out(tmp_path, layout):
     name = "ds/" + "a" * 120 + "/zażółć gęślą #1 100%/фото 猫.jpg"
-    _, folder = unpack(tmp_path, tar(member(name, data=b"cat"), format=format))
+    _, folder = unpack(tmp_path, tar(member(name, data=b"cat"), layout=layout))
     assert tree(folder) == {name: b"cat"}
 
 
 def test_a_file_over_eight_gib_is_understood_in_its_header(tmp_path):
-    data = tar(member("a"), format=tarfile.GNU_FORMAT)
+    data = tar(member("a"), layout=tarfile.GNU_FORMAT)
     header = bytearray(data[:512])
     header[124:136] = b"\x80" + (9 << 30).to_bytes(11, "big")
     with pytest.raises(UnsafeArchiveError, match="more than the"):
@@ -141,7 +141,7 @@ HOSTILE = {
     "parent": (tar(member("../evil")), "tar"),
     "parent inside": (tar(member("ds/../../evil")), "tar"),
     "parent in pax": (tar(member("x", path="../evil")), "tar"),
-    "parent in long name": (tar(member("a/" * 60 + "../" * 70 + "evil"), format=tarfile.GNU_FORMAT), "tar"),
+    "parent in long name": (tar(member("a/" * 60 + "../" * 70 + "evil"), layout=tarfile.GNU_FORMAT), "tar"),
     "absolute": (tar(member("/tmp/evil")), "tar"),
     "drive letter": (tar(member("C:/evil")), "tar"),
     "backslash": (tar(member("..\\evil")), "tar"),
@@ -151,7 +151,7 @@ HOSTILE = {
         "tar",
     ),
     "hard link": (tar(member("l", kind=tarfile.LNKTYPE, link="/etc/passwd")), "tar"),
-    "long link": (tar(member("l", kind=tarfile.SYMTYPE, link="x" * 200), format=tarfile.GNU_FORMAT), "tar"),
+    "long link": (tar(member("l", kind=tarfile.SYMTYPE, link="x" * 200), layout=tarfile.GNU_FORMAT), "tar"),
     "link in pax": (tar(member("l", linkpath="/etc/passwd")), "tar"),
     "character device": (tar(member("d", kind=tarfile.CHRTYPE)), "tar"),
     "block device": (tar(member("d", kind=tarfile.BLKTYPE)), "tar"),
@@ -173,7 +173,7 @@ HOSTILE = {
     "full width slash": (tar(member("..\uff0fevil")), "tar"),
     "new line": (tar(member("a\nb")), "tar"),
     "escape": (tar(member("a\x1b[2Jb")), "tar"),
-    "no utf-8": (tar(member("a\udcff"), format=tarfile.GNU_FORMAT), "tar"),
+    "no utf-8": (tar(member("a\udcff"), layout=tarfile.GNU_FORMAT), "tar"),
     "zero byte in pax": (tar(member("x", path="a\0b")), "tar"),
     "setuid": (tar(member("su", mode=0o4755)), "tar"),
     "setgid": (tar(member("sg", mode=0o2755)), "tar"),

@@ -103,6 +103,16 @@ def done(*reasons, code=1, **more):
             done(code=-9),
             "failed", "the launcher (torchrun) was killed by signal 9: most often out of memory", -9,
         ),
+        # torchrun was killed, the ranks were then told to end by us
+        (
+            done(reason(0, "stopped", 75), code=-9),
+            "failed", "the launcher (torchrun) was killed by signal 9: most often out of memory", 75,
+        ),
+        # a rank ended without a word, torchrun told the other to stop
+        (
+            done(reason(0, "stopped", 75), reported=((1, 5), (0, 75))),
+            "failed", "rank 1 ended with exit code 5", 75,
+        ),
         (done(log_errors=(BANANA,)), "failed", "rank 1 raised ValueError: banana", 1),
         (done(code=7), "failed", "the trainer ended with exit code 7", 7),
         (done(code=75), "stopped", "the trainer stopped by itself and can be resumed", 75),

@@ -66,9 +66,7 @@ class Store:
                 handler.send_error(416)
                 return
             handler.send_response(206)
-            handler.send_header(
-                "Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}"
-            )
+            handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
         else:
             handler.send_response(200)
         body = data[start:]

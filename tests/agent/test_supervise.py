@@ -176,16 +176,21 @@ def test_a_stall_is_a_failure_and_leaves_the_stacks_in_the_log(remote):
 
 
 def test_what_a_trainer_leaves_behind_is_ended(remote):
-    remote.launch("daemon", "--steps", "60", "--fault", "leave-daemon")
-    rank = rank_pid(remote, "daemon", 0)
+    remote.launch("daemon", *LONG, "--fault", "leave-daemon")
+    remote.wait_steps("daemon", 3)
+    agent = remote.agent("daemon")["pid"]
 
-    def daemons():
+    def daemons():  # the agent adopts orphans; this one carries no marker
         rows = processes.table().values()
-        parents = (remote.poll("daemon")["agent"]["pid"], rank)
-        return [r for r in rows if r.parent in parents and not processes.environment_of(r.pid)]
+        return [
+            row
+            for row in rows
+            if row.parent == agent and not row.gone and not processes.environment_of(row.pid)
+        ]
 
     row = wait_until(daemons, what="the daemon is there")[0]
-    assert remote.wait_end("daemon")["state"] == "completed"
+    remote.stop("daemon")
+    assert remote.wait_end("daemon")["state"] == "stopped"
     assert not processes.alive(row.pid, row.started)
 
 

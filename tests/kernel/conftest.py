@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.kernels import RemoteKernel, connect_kernel
+from kernel_tools.kernels import CLIENTS, RemoteKernel, connect_kernel
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
     stop_server(process, running)
 
 
-@pytest.fixture(scope="session", params=["pyrun"])
+@pytest.fixture(scope="session", params=CLIENTS)
 def client(request: pytest.FixtureRequest) -> str:
     return request.param
 

@@ -48,7 +48,13 @@ class Relay:
 
     def _call(self, function: Callable[[], None]) -> None:
         done = threading.Event()
-        self._loop.call_soon_threadsafe(lambda: (function(), done.set()))
+
+        def act() -> None:
+            function()
+            # A transport that was aborted closes its socket in the loop's next turn.
+            self._loop.call_soon(done.set)
+
+        self._loop.call_soon_threadsafe(act)
         done.wait(10)
 
     def _cut(self) -> None:
@@ -65,9 +71,10 @@ class Relay:
 
         self._loop.run_until_complete(listen())
         self._loop.run_forever()
-        for task in asyncio.all_tasks(self._loop):
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     async def _accept(self, near: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -39,13 +39,20 @@ def ours(shell):
     return {n for n in shell.magics_manager.magics["line"] if n.startswith(("remote_", "stage_"))}
 
 
-def test_loading_is_silent_and_imports_nothing_heavy():
+def probe():
     done = subprocess.run([sys.executable, "-c", PROBE], capture_output=True, text=True, check=True)
     assert done.stderr == ""
     (line,) = done.stdout.splitlines()
-    told = json.loads(line)
-    assert told["heavy"] == []
-    assert told["seconds"] < 0.3
+    return json.loads(line)
+
+
+def test_loading_is_silent_and_imports_nothing_heavy():
+    assert probe()["heavy"] == []
+
+
+def test_loading_takes_less_than_a_third_of_a_second():
+    """The best of three: another process may hold the machine, but none makes it faster."""
+    assert min(probe()["seconds"] for _ in range(3)) < 0.3
 
 
 def test_loading_registers_the_magics(loaded):

@@ -378,7 +378,7 @@ def test_a_store_without_an_endpoint_or_a_key_names_what_to_set() -> None:
 
 
 def test_parts_grow_so_that_ten_thousand_do() -> None:
-    assert part_bytes(0) == 16 << 20
-    assert part_bytes(10_000 * (16 << 20)) == 16 << 20
-    assert part_bytes(10_000 * (16 << 20) + 1) == 17 << 20
+    assert part_bytes(0) == 8 << 20
+    assert part_bytes(10_000 * (8 << 20)) == 8 << 20
+    assert part_bytes(10_000 * (8 << 20) + 1) == 9 << 20
     assert part_bytes(5 << 40) * 10_000 >= 5 << 40

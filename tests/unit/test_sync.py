@@ -23,6 +23,7 @@ class InProcessKernel:
     def __init__(self) -> None:
         self.cells: list[str] = []
         self.files: list[str] = []
+        self.sizes: list[int] = []
 
     def execute(self, code: str, *, timeout_seconds: float = 60.0) -> CellResult:
         self.cells.append(code)
@@ -36,6 +37,7 @@ class InProcessKernel:
 
     def put_file(self, source, remote_path, *, mode=0o644, on_progress=None) -> None:
         self.files.append(remote_path)
+        self.sizes.append(len(source) if isinstance(source, bytes) else source.stat().st_size)
         target = Path(remote_path)
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(source if isinstance(source, bytes) else source.read_bytes())
@@ -277,8 +279,8 @@ def test_a_large_file_is_streamed_and_not_put_into_code(project, tmp_path):
     report = sync(kernel, build_plan(project, sync_paths=["src"]), str(tmp_path / "remote"))
     digest = report.manifest["files"]["src/weights.bin"][1]
     assert (tmp_path / "remote/blobs" / digest[:2] / digest).read_bytes() == noise
-    assert kernel.files == [str(tmp_path / "remote/blobs" / digest[:2] / digest)]
-    assert max(map(len, kernel.cells)) < 1_000_000
+    assert str(tmp_path / "remote/blobs" / digest[:2] / digest) in kernel.files
+    assert max(map(len, kernel.cells)) < 100_000
 
 
 def test_many_files_go_in_several_packs_below_the_servers_limit(project, tmp_path):
@@ -288,8 +290,9 @@ def test_many_files_go_in_several_packs_below_the_servers_limit(project, tmp_pat
         kernel, build_plan(project, sync_paths=["src"], allow_large=True), str(tmp_path / "r")
     )
     assert report.uploaded == report.files
-    assert max(map(len, kernel.cells)) < 9_000_000
-    assert kernel.files == []
+    assert max(kernel.sizes) < 9_000_000
+    assert max(map(len, kernel.cells)) < 100_000
+    assert not list((tmp_path / "r").rglob("*.pack"))
 
 
 def test_a_file_that_changed_after_the_plan_is_sent_as_it_is_now(project, tmp_path):

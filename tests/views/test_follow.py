@@ -6,8 +6,16 @@ import pytest
 
 from kernel_tools.errors import RunFailed
 from kernel_tools.views import Mode, follow
+from kernel_tools.views.render import CLOCK
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
 from tests.fakes.shell import published
+
+
+@pytest.fixture(autouse=True)
+def no_panels_of_other_tests():
+    follow._panels.clear()
+    yield
+    follow._panels.clear()
 
 
 def test_plain_prints_a_line_an_epoch_and_no_more(capsys):
@@ -58,3 +66,25 @@ def test_waiting_opens_no_second_panel(shell):
         m for m in published(shell) if "application/vnd.jupyter.widget-view+json" in m["data"]
     ]
     assert len(panels) == 1
+
+
+def test_taking_a_run_up_again_retires_its_older_panel(shell):
+    first, again = FakeRun(snapshot()), FakeRun(snapshot())
+    follow.show(first, mode=Mode.INTERACTIVE)
+    follow.show(again, mode=Mode.INTERACTIVE)
+    assert CLOCK.flush()
+    old, _new, farewell = published(shell)
+    assert farewell["transient"] == old["transient"]
+    assert "a newer panel shows it" in farewell["data"]["text/html"]
+
+
+def test_disconnecting_makes_panels_static_that_nobody_updates_any_more(shell):
+    gone, kept = FakeRun(snapshot()), FakeRun(snapshot(run_id="other"))
+    gone.link, kept.link = object(), object()
+    follow.show(gone, mode=Mode.INTERACTIVE)
+    follow.show(kept, mode=Mode.INTERACTIVE)
+    follow.let_go([kept.link])
+    assert CLOCK.flush()
+    first, _second, farewell = published(shell)
+    assert farewell["transient"] == first["transient"]
+    assert "%remote_connect" in farewell["data"]["text/plain"]

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from detector.stopping import StopWatch
+
 ROOT = Path(__file__).resolve().parents[3]
 TINY = """
 model:
@@ -38,7 +40,13 @@ DEADLINE_SECONDS = 120
 
 @pytest.fixture(autouse=True)
 def no_supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Run in an empty folder, without what torchrun or an agent may have set."""
+    """Run in an empty folder, without what torchrun or an agent may have set; keep pytest's signals."""
+
+    class DeafWatch(StopWatch):
+        def catch_signals(self) -> None:
+            """Leave the handlers to pytest."""
+
+    monkeypatch.setattr("detector.__main__.StopWatch", DeafWatch)
     for name in ("RUN_DIR", "RUN_ID", "RUN_SUPERVISED", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)

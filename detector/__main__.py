@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import faulthandler
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -131,4 +132,6 @@ def _leave(code: int) -> NoReturn:
 
 if __name__ == "__main__":
     faulthandler.enable()
+    if hasattr(faulthandler, "register"):  # not on Windows; a supervisor asks so for the stacks
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
     _leave(main())

@@ -30,8 +30,12 @@ class SelfAttention(nn.Module):
         self.in_proj_weight = nn.Parameter(torch.empty(3 * dim, dim))
         self.in_proj_bias = nn.Parameter(torch.zeros(3 * dim))
         self.out_proj = nn.Linear(dim, dim)
-        nn.init.xavier_uniform_(self.in_proj_weight)
-        nn.init.zeros_(self.out_proj.bias)
+        self.reset()
+
+    def reset(self) -> None:
+        """Start as small as the linear layers around it."""
+        nn.init.normal_(self.in_proj_weight, std=0.01)
+        nn.init.zeros_(self.in_proj_bias)
 
     def forward(self, tokens: Tensor, positions: Tensor, mask: Tensor | None = None) -> Tensor:
         """Attend.
@@ -81,10 +85,10 @@ class DeformableAttention(nn.Module):
         scale = torch.tensor([1 / count for count in points for _ in range(count)])
         self.register_buffer("point_scale", scale[:, None], persistent=False)
         self.point_scale: Tensor
-        self._reset()
+        self.reset()
 
     @torch.no_grad()
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Heads look in evenly spread directions, the n-th point n steps out."""
         theta = torch.arange(self.heads) * (2 * math.pi / self.heads)
         direction = torch.stack((theta.cos(), theta.sin()), -1)

@@ -9,9 +9,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-__all__ = ["MLP", "ConvNorm", "FrozenBatchNorm2d", "LearnableAffine", "freeze_norms"]
+__all__ = ["MLP", "ConvNorm", "FrozenBatchNorm2d", "LearnableAffine", "freeze_norms", "to_tokens"]
 
 Activation = Literal["relu", "silu", "none"]
+
+
+def to_tokens(maps: Tensor) -> Tensor:
+    """(B, C, H, W) to (B, H * W, C)."""
+    if maps.requires_grad and maps.device.type == "cpu":
+        # torch's batch norm on the CPU (2.13) takes the channels of a gradient for pixels where a
+        # batch of one has contiguous maps and the gradient is laid out the other way, as here.
+        maps.register_hook(Tensor.contiguous)  # type: ignore[no-untyped-call]
+    return maps.flatten(2).transpose(1, 2)
 
 
 class FrozenBatchNorm2d(nn.BatchNorm2d):

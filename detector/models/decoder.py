@@ -6,7 +6,6 @@ without it, the box's logits (RT-DETR). Box arithmetic runs in float32 under aut
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -74,8 +73,6 @@ class QuerySelection(nn.Module):
         self.norm = nn.LayerNorm(dim)
         self.score_head = nn.Linear(dim, num_classes)
         self.box_head = MLP(dim, dim, 4, 3)
-        nn.init.xavier_uniform_(self.proj.weight)
-        self.box_head.zero_last()
 
     def forward(self, memory: Tensor, shapes: Shapes) -> Selected:
         """(B, S, dim) memory to min(num_queries, S) queries an image."""
@@ -100,8 +97,12 @@ class Gate(nn.Module):
         super().__init__()
         self.gate = nn.Linear(2 * dim, 2 * dim)
         self.norm = nn.LayerNorm(dim)
-        nn.init.zeros_(self.gate.weight)
-        nn.init.zeros_(self.gate.bias)
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """Start with both gates half open."""
+        self.gate.weight.zero_()
+        self.gate.bias.zero_()
 
     def forward(self, residual: Tensor, update: Tensor) -> Tensor:
         """Two (B, Q, dim) to one."""
@@ -118,6 +119,9 @@ class LQE(nn.Module):
     def __init__(self, hidden: int = 64) -> None:
         super().__init__()
         self.reg_conf = MLP(4 * (self.top + 1), hidden, 1, 2)
+
+    def reset(self) -> None:
+        """Start without a correction."""
         self.reg_conf.zero_last()
 
     def forward(self, probabilities: Tensor) -> Tensor:
@@ -142,8 +146,6 @@ class DecoderLayer(nn.Module):
         self.linear1 = nn.Linear(dim, spec.decoder_ffn)
         self.linear2 = nn.Linear(spec.decoder_ffn, dim)
         self.norm3 = nn.LayerNorm(dim)
-        nn.init.xavier_uniform_(self.linear1.weight)
-        nn.init.xavier_uniform_(self.linear2.weight)
 
     def forward(
         self,
@@ -201,12 +203,12 @@ class Decoder(nn.Module):
         self.box_heads = nn.ModuleList(MLP(dim, dim, outputs, 3) for _ in range(spec.layers))
         self.pre_box_head = MLP(dim, dim, 4, 3) if spec.fdr else None
         self.lqe_layers = nn.ModuleList(LQE() for _ in range(spec.layers if spec.fdr else 0))
-        for layer in self.query_pos_head.layers:
-            assert isinstance(layer, nn.Linear)
-            nn.init.xavier_uniform_(layer.weight)
-        for head in [*self.box_heads, self.pre_box_head]:
-            if isinstance(head, MLP):
-                head.zero_last()
+
+    def reset(self) -> None:
+        """Start with layers that leave the boxes where they are."""
+        for head in self.box_heads:
+            assert isinstance(head, MLP)
+            head.zero_last()
 
     def forward(
         self,
@@ -303,8 +305,3 @@ class Decoder(nn.Module):
             pre_logits,
             pre_boxes,
         )
-
-
-def prior_bias(probability: float = 0.01) -> float:
-    """Logit of a score head's starting probability (focal loss, arXiv:1708.02002, section 4.1)."""
-    return -math.log((1 - probability) / probability)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from detector.models.attention import SelfAttention
-from detector.models.blocks import ConvNorm
+from detector.models.blocks import ConvNorm, to_tokens
 from detector.models.specs import DetectorSpec
 
 __all__ = ["HybridEncoder"]
@@ -47,7 +47,7 @@ class AIFI(nn.Module):
     def forward(self, maps: Tensor) -> Tensor:
         """(B, dim, H, W) in and out, contiguous."""
         _, dim, height, width = maps.shape
-        tokens: Tensor = maps.flatten(2).transpose(1, 2)
+        tokens = to_tokens(maps)
         positions = sine_positions(height, width, dim, maps.device, maps.dtype)
         tokens = self.norm1(tokens + self.self_attn(tokens, positions))
         tokens = self.norm2(tokens + self.linear2(F.gelu(self.linear1(tokens))))

@@ -89,12 +89,12 @@ def lay_rank_errors(run_dir: str) -> None:
 
 
 def _checkpoints(run_dir: str, told: Any) -> Dict[str, Any]:
-    """What the trainer told, and what stands where it told nothing."""
+    """What the trainer told, and what stands where it told nothing; relative to the run directory."""
     found = dict(told) if isinstance(told, dict) else {}
     for name in ("best", "last"):
-        path = os.path.join(run_dir, "weights", name + ".pt")
+        path = f"weights/{name}.pt"
         if not found.get(name):
-            found[name] = path if os.path.isfile(path) else None
+            found[name] = path if os.path.isfile(os.path.join(run_dir, path)) else None
     return found
 
 

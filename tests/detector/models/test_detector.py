@@ -135,6 +135,20 @@ def test_denoising_queries_never_reach_the_matching_ones(name: str) -> None:
     assert torch.equal(first.logits, second.logits)
 
 
+def test_gradients_of_one_image_are_those_of_two_alike() -> None:
+    torch.manual_seed(0)
+    detector = no_dropout_train(build_detector("dfine_n", num_classes=3, num_queries=12)).double()
+    picture = torch.rand(1, 3, 64, 96, dtype=torch.float64)
+    gradients = []
+    for batch in (1, 2):
+        detector.zero_grad()
+        output = detector(picture.repeat(batch, 1, 1, 1))
+        (output.logits.square().sum() + output.boxes.square().sum()).div(batch).backward()
+        gradients.append({k: p.grad for k, p in detector.named_parameters() if p.grad is not None})
+    for key, grad in gradients[0].items():
+        torch.testing.assert_close(grad, gradients[1][key], msg=key)
+
+
 def test_denoising_groups_do_not_see_each_other() -> None:
     noised = Denoising(3, 8, count=6)(targets(1, 2), torch.Generator().manual_seed(0))
     assert noised.groups == 3

@@ -94,7 +94,7 @@ def test_equals_transformers_in_float32(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_gradients_equal_transformers(name: str, tmp_path: Path) -> None:
     theirs, ours = pair(name, tmp_path)
-    pictures = images(1, 128, 192)
+    pictures = images(2, 128, 192)
     theirs, ours = theirs.double().train(), ours.double().train()
     for module in [*theirs.modules(), *ours.modules()]:
         if isinstance(module, nn.BatchNorm2d):

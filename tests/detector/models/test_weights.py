@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -80,15 +81,14 @@ def test_v5_names_are_exactly_those_of_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_hub_names_become_the_v5_names_by_transformers_own_rules(name: str) -> None:
     conversion = pytest.importorskip("transformers.conversion_mapping")
-    import re
-
     built = detector(name)
     rules = conversion.get_checkpoint_conversion_mapping("d_fine" if built.spec.fdr else "rt_detr")
     renamed = set()
     for key in export_state(built, "hub"):
+        moved = key
         for rule in rules:
-            key = re.sub(rule.source_patterns[0], rule.target_patterns[0], key)
-        renamed.add(key)
+            moved = re.sub(rule.source_patterns[0], rule.target_patterns[0], moved)
+        renamed.add(moved)
     assert renamed == set(export_state(built, "v5"))
 
 
@@ -142,12 +142,15 @@ def test_older_spellings_are_understood(tmp_path: Path) -> None:
     source, target = detector("rtdetrv2_r18"), detector("rtdetrv2_r18", seed=1)
     old = {}
     for key, value in export_state(source, "original").items():
-        key = key.replace("enc_output.proj", "enc_output.0").replace(
-            "enc_output.norm", "enc_output.1"
+        name = re.sub(r"enc_output\.(proj|norm)", lambda m: f"enc_output.{m[1] == 'norm':d}", key)
+        name = re.sub(
+            r"^(encoder\.input_proj\.\d)\.(conv|norm)",
+            lambda m: f"{m[1]}.{m[2] == 'norm':d}",
+            name,
         )
-        if key.startswith("encoder.input_proj"):
-            key = key.replace(".conv.", ".0.").replace(".norm.", ".1.")
-        old["module." + key] = value
+        old["module." + name] = value
+    assert "module.encoder.input_proj.0.1.weight" in old
+    assert "module.decoder.enc_output.0.weight" in old
     torch.save({"model": old}, tmp_path / "model.pth")
     load_weights(target, tmp_path / "model.pth")
     assert same(source, target)

@@ -9,10 +9,12 @@ import ast
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from kernel_tools.errors import InvalidArgumentError, KernelToolsError, MissingDependencyError
 from kernel_tools.redact import redact
+
+PACKED: Final = "_notebooks"  # in a wheel
 
 
 class NotebookFailed(KernelToolsError):  # noqa: N818 - named like RunFailed
@@ -28,7 +30,7 @@ def find_notebook(name: str) -> Path:
     from kernel_tools.settings import find_project_dir
 
     here = Path(__file__).resolve().parent
-    folders = (find_project_dir() / "notebooks", here.parent / "notebooks", here / "_notebooks")
+    folders = (find_project_dir() / "notebooks", here.parent / "notebooks", here / PACKED)
     for folder in folders:
         path = folder / f"{name}.ipynb"
         if path.is_file():
@@ -64,9 +66,11 @@ def run_notebook(name: str, *, to: Path, parameters: Sequence[str] = ()) -> Path
     print(f"executing {source} ...", flush=True)
     started = time.monotonic()
     execute = ExecutePreprocessor(timeout=None, kernel_name="python3")
+    # A packed notebook works in the current folder: its own belongs to the installation.
+    folder = Path.cwd() if source.parent.name == PACKED else source.parent
     failure: str | None = None
     try:
-        execute.preprocess(notebook, {"metadata": {"path": str(source.parent)}})
+        execute.preprocess(notebook, {"metadata": {"path": str(folder)}})
     except CellExecutionError as error:
         failure = f"{error.ename}: {error.evalue}"
     nbformat.write(notebook, to / source.name)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from kernel_tools.connection import DEFAULT_REMOTE_DIR, Connection, idle_seconds
-from kernel_tools.errors import ConfigurationError, InvalidArgumentError
+from kernel_tools.errors import ConfigurationError
 from kernel_tools.settings import Secret, Settings, state_dir
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def open_connection(
         KernelError: the server does not answer, refuses, or has no such kernel.
     """
     server: LocalServer | None = None
+    runs_dir: Path | None = None
     token: Secret | None
     if target == LOCAL:
         from kernel_tools.kernels.local import LocalServer
@@ -43,9 +45,12 @@ def open_connection(
         server = LocalServer.ensure(state_dir=state_dir(), idle_seconds=idle_seconds(settings))
         url, token = server.url, server.token
         name = name or LOCAL
-        remote_dir = remote_dir or f"{server.root_dir}/{DEFAULT_REMOTE_DIR}"
+        folder = server.root_dir / Path(remote_dir or DEFAULT_REMOTE_DIR).expanduser()
+        remote_dir, runs_dir = str(folder), folder / "runs"
+        server.watch_runs(runs_dir)
     else:
-        url, token = _find_address(target, token_env, settings)
+        url = _find_url(target, settings)
+        token = settings.require_secret(token_env) if token_env else None
         name = name or urlsplit(url).hostname or "remote"
         remote_dir = remote_dir or DEFAULT_REMOTE_DIR
 
@@ -66,13 +71,12 @@ def open_connection(
         client=AgentClient(kernel, remote_dir),
         reconnect=open_kernel,
         server=server,
+        runs_dir=runs_dir,
     )
 
 
-def _find_address(
-    target: str | None, token_env: str | None, settings: Settings
-) -> tuple[str, Secret | None]:
-    """Return the server's URL without its query, and its token."""
+def _find_url(target: str | None, settings: Settings) -> str:
+    """Return the server's URL as it was given; it may hold the token."""
     url = target or next((value for n in URL_NAMES if (value := settings.get(n))), None)
     if url is None:
         raise ConfigurationError(
@@ -80,13 +84,4 @@ def _find_address(
             hint="%remote_connect local starts a server here; for Kaggle put its "
             "'VSCode Compatible URL' into .env as KAGGLE_PROXY_URL.",
         )
-    parts = urlsplit(url)
-    if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise InvalidArgumentError(
-            "the kernel's address is no http(s) URL.", hint="Give https://HOST/..., or local."
-        )
-    token = settings.require_secret(token_env) if token_env else None
-    in_url = parse_qs(parts.query).get("token")
-    if token is None and in_url:
-        token = Secret(in_url[0])
-    return parts._replace(query="", fragment="").geturl().rstrip("/"), token
+    return url

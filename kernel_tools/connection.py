@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from kernel_tools.stores.base import ObjectStore
 
 DEFAULT_REMOTE_DIR: Final = "remote_kernel_tools"
-IDLE_SECONDS: Final = 600.0  # an embedded server or store nobody needs ends itself after this
 
 
 @dataclass
@@ -34,6 +33,7 @@ class Connection:
     client: AgentClient
     reconnect: Callable[[], RemoteKernel]
     server: LocalServer | None = None
+    runs_dir: Path | None = None  # where the runs are, if on this machine
     _store: ObjectStore | None = None
     _reviving: threading.Lock = field(default_factory=threading.Lock)
 
@@ -41,6 +41,11 @@ class Connection:
     def where(self) -> str:
         """The connection in words."""
         return self.kernel.description
+
+    @property
+    def notice(self) -> str:
+        """What a person should know about how the kernel was found; empty when all went as asked."""
+        return self.kernel.notice
 
     @property
     def remote_dir(self) -> str:
@@ -83,6 +88,10 @@ class Connection:
         """
         if self._store is None:
             self._store = open_store(settings, local=self.local)
+            from kernel_tools.stores.local import LocalStore
+
+            if isinstance(self._store, LocalStore) and self.runs_dir is not None:
+                self._store.watch_runs(self.runs_dir)
         return self._store
 
     def close(self) -> bool:
@@ -104,12 +113,20 @@ class Connection:
     def take_over(self, new: Connection) -> None:
         """Go on as `new`, so that runs watched through this one need not be attached again."""
         old_kernel, old_server = self.kernel, self.server
+        old_store = self._store if self.target != new.target else None  # elsewhere, another store
         with self._reviving:
             self.target, self.kernel, self.client = new.target, new.kernel, new.client
             self.reconnect, self.server = new.reconnect, new.server
+            self.runs_dir = new.runs_dir
         old_kernel.close(stop_kernel=old_kernel.owned)
         if old_server is not None:
             old_server.release()
+        if old_store is not None:
+            from kernel_tools.stores.local import LocalStore
+
+            self._store = None
+            if isinstance(old_store, LocalStore):
+                old_store.release()
 
     def _revive(self, lost: RemoteKernel) -> None:
         with self._reviving:
@@ -146,18 +163,12 @@ def open_store(settings: Settings, *, local: bool) -> ObjectStore:
 
 
 def idle_seconds(settings: Settings) -> float:
-    """Return `KERNEL_TOOLS_IDLE_SECONDS`, or ten minutes.
+    """Return how long an embedded server or store that nobody needs stays up.
 
     Raises:
-        ConfigurationError: it is no number above 0.
+        ConfigurationError: `KERNEL_TOOLS_IDLE_SECONDS` is no number above 0.
     """
-    text = settings.get("KERNEL_TOOLS_IDLE_SECONDS")
-    if text is None:
-        return IDLE_SECONDS
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if value <= 0:
-        raise ConfigurationError(f"KERNEL_TOOLS_IDLE_SECONDS is {text!r}; give seconds above 0.")
-    return value
+    from kernel_tools.services import idle_seconds_from
+
+    name = "KERNEL_TOOLS_IDLE_SECONDS"
+    return idle_seconds_from({name: settings.get(name) or ""})

@@ -71,17 +71,21 @@ def fetch_files(
     run_id: str,
     globs: Sequence[str],
     folder: Path,
+    artifacts: Sequence[str] = (),
     on_file: Callable[[str, int], None] | None = None,
 ) -> tuple[Fetched, ...]:
-    """Bring what fits `globs` (relative to the run directory; none: the usual files) into `folder`.
+    """Bring what fits `globs` (relative to the run directory) into `folder`.
+
+    Without `globs` the usual files come, and what fits `artifacts` (relative to the work folder).
 
     Raises:
         FetchError: a given pattern fits nothing, or a file keeps changing while it is read.
     """
     run_dir = f"{remote_dir}/runs/{run_id}"
+    wanted = globs or (*DEFAULT_FILES, *(f"work/{pattern}" for pattern in artifacts))
     done: dict[str, Fetched] = {}
     for _attempt in range(ATTEMPTS):
-        listed = _list(link, remote_dir, run_id, globs or DEFAULT_FILES)
+        listed = _list(link, remote_dir, run_id, wanted)
         _refuse_unmatched(run_id, globs, listed)
         for file in listed:
             if file.path not in done:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import dataclasses
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError
 from kernel_tools.job import (
@@ -23,6 +24,7 @@ from kernel_tools.job import (
     parse_processes,
 )
 from kernel_tools.mirror import RunMirror
+from kernel_tools.redact import register_secret
 from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
 from kernel_tools.settings import Settings
@@ -34,6 +36,9 @@ if TYPE_CHECKING:
     from kernel_tools.sync import SyncPlan
 
 Report = Callable[[str], None]
+
+# Variables whose value is shown nowhere; the others are paths and numbers.
+_CREDENTIAL: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY")
 
 
 def silent(_line: str) -> None:
@@ -116,6 +121,7 @@ class LaunchPlan:
             (
                 f"would run: {' '.join(self.job.argv)}",
                 f"would sync: {len(self.sync.files)} files, {self.sync.bytes / 1e6:.2f} MB",
+                *self.sync.warnings,
                 *(f"would use: {one['object']} as {one['dest']}" for one in self.job.inputs),
             )
         )
@@ -189,7 +195,7 @@ def launch(
         inputs.append(described)
         urls.update(presigned)
     synced = sync(connection.client, plan)
-    for line in synced.lines():
+    for line in (*synced.lines(), *synced.warnings):
         report(line)
     figures = {
         "paths": list(synced.paths), "files": synced.files,
@@ -206,6 +212,7 @@ def launch(
         artifact_dir=str(project_dir / request.options.artifact_dir),
         sync=figures,
         argv=job.argv,
+        artifacts=job.artifacts,
         images_root=request.references[0].source_path if request.references else None,
     )
     registry.save(record)  # first: a launch whose reply is lost can still be found again
@@ -274,17 +281,22 @@ def _check_config(
     environ = {**settings.dotenv, **settings.environ}
     try:
         found = detector_config.find_config(config, project_dir)
-        detector_config.load_config(found, overrides, environ=environ)
         names = detector_config.referenced_environment(found, overrides)
+        for name in filter(_CREDENTIAL.search, names):
+            register_secret(environ.get(name))  # before an error can quote its value
+        detector_config.load_config(found, overrides, environ=environ)
     except detector_config.ConfigError as error:
         raise ConfigurationError(str(error)) from error
     environment = {n: _portable(environ[n]) for n in names if n in environ}
     found = found.resolve()
-    for configs in (project_dir / "configs", detector_config.packed_configs_dir()):
-        if found.is_relative_to(configs.resolve()):
-            relative = found.relative_to(configs.resolve()).as_posix()
-            return f"configs/{relative}", None, environment
-    return f"configs/{found.name}", found, environment
+    own = (project_dir / "configs").resolve()
+    packed = detector_config.packed_configs_dir().resolve()
+    if found.is_relative_to(own):
+        return f"configs/{found.relative_to(own).as_posix()}", None, environment
+    # The packed ones travel as a whole only where the project has no configurations of its own.
+    inside = found.is_relative_to(packed)
+    path = f"configs/{found.relative_to(packed).as_posix() if inside else found.name}"
+    return path, None if inside and not own.is_dir() else found, environment
 
 
 def _portable(value: str) -> str:

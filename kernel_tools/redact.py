@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import threading
+from typing import Any
 from urllib.parse import quote
 
 MASK = "***"
@@ -64,3 +65,14 @@ def redact(text: str) -> str:
     for pattern, replacement in _PATTERNS:
         text = pattern.sub(replacement, text)
     return text
+
+
+def redact_all(value: Any) -> Any:
+    """Return JSON-like `value` with every text in it redacted."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, dict):
+        return {key: redact_all(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redact_all(item) for item in value]
+    return value

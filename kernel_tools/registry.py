@@ -32,6 +32,7 @@ class RunRecord:
     artifact_dir: str
     sync: Mapping[str, Any] = field(default_factory=dict)
     argv: tuple[str, ...] = ()
+    artifacts: tuple[str, ...] = ()  # globs relative to the work folder
     images_root: str | None = None  # the data set's folder here, to draw predictions from
 
 
@@ -66,7 +67,8 @@ class Registry:
                 f"no run {run_id!r} is recorded in {self.root}.", hint="%remote_runs lists them."
             ) from None
         known = {f.name for f in dataclasses.fields(RunRecord)}
-        data["argv"] = tuple(data.get("argv", ()))
+        for name in ("argv", "artifacts"):
+            data[name] = tuple(data.get(name, ()))
         return RunRecord(**{key: value for key, value in data.items() if key in known})
 
     def run_ids(self) -> tuple[str, ...]:

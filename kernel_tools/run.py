@@ -159,7 +159,8 @@ class Run:
         """Bring files of the run directory here, each verified by SHA-256 and whole or not at all.
 
         Args:
-            globs: patterns relative to the run directory (default: weights, figures, log, artifacts).
+            globs: patterns relative to the run directory (default: weights, figures, log, and
+                what `--artifact` named).
             to: folder (default: `<artifact_dir>/<run_id>`).
             on_file: told each path and its size in bytes before it travels.
 
@@ -172,6 +173,7 @@ class Run:
             run_id=self.id,
             globs=globs,
             folder=self._folder if to is None else Path(to),
+            artifacts=self.record.artifacts,
             on_file=on_file,
         )
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from kernel_tools import keeper
-from kernel_tools.errors import ServiceError
+from kernel_tools.errors import ConfigurationError, ServiceError
+from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret
 
 DEFAULT_IDLE_SECONDS: Final = 600.0
@@ -47,10 +48,10 @@ class ServiceOrder:
     """
 
     argv: tuple[str, ...]
-    env: Mapping[str, str]
+    env: Mapping[str, str] = field(repr=False)
     cwd: Path
     endpoint: str
-    secrets: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
     facts: Mapping[str, str] = field(default_factory=dict)
     runs_dirs: tuple[Path, ...] = ()
     leftovers: tuple[Path, ...] = ()
@@ -160,6 +161,8 @@ def ensure(
         reasons = []
         for _ in range(ATTEMPTS):
             plan = order(paths.folder)
+            for value in plan.secrets.values():
+                register_secret(value)  # before its log is quoted
             record = _start(paths, plan, idle_seconds_from(os.environ, idle_seconds))
             if record is not None:
                 service = _service(paths, record, started=True)
@@ -178,7 +181,7 @@ def idle_seconds_from(environ: Mapping[str, str], given: float | None = None) ->
     """Return the idle time: the argument, `KERNEL_TOOLS_IDLE_SECONDS`, or 600 s.
 
     Raises:
-        ServiceError: the variable holds no number above zero.
+        ConfigurationError: the variable holds no number above zero.
     """
     if given is not None:
         return given
@@ -188,7 +191,7 @@ def idle_seconds_from(environ: Mapping[str, str], given: float | None = None) ->
     except ValueError:
         seconds = 0.0
     if not seconds > 0:
-        raise ServiceError(
+        raise ConfigurationError(
             f"KERNEL_TOOLS_IDLE_SECONDS is {text!r}; give a number of seconds above 0."
         )
     return seconds

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernel_tools.connect import open_connection
-from kernel_tools.connection import Connection
+from kernel_tools.connection import Connection, open_store
 from kernel_tools.errors import (
     AgentError,
     InvalidArgumentError,
@@ -195,7 +195,9 @@ class Session:
             )
         return stage(
             None if path is None else self._resolve(path),
-            store=self._store(on),
+            store=None
+            if dry_run and path is not None and not self._reachable()
+            else self._store(on),
             project_dir=self.project_dir,
             name=name,
             object_name=object_name,
@@ -206,20 +208,20 @@ class Session:
             on_progress=on_progress,
         )
 
+    def _reachable(self) -> bool:
+        """True where a store can be asked: a connection brings one, or one is configured."""
+        return bool(self._connections) or self.settings().get("MINIO_ENDPOINT") is not None
+
     def _store(self, on: str | None) -> Any:
         settings = self.settings()
         if self._connections or not settings.get("MINIO_ENDPOINT"):
             return self.connection(on).store(settings)
-        from kernel_tools.connection import open_store
-
         return open_store(settings, local=False)
 
     def _resolve(self, path: str | Path) -> Path:
         """Relative paths are looked up in the current folder, then in the project."""
         path = Path(path).expanduser()
-        if path.is_absolute() or path.exists():
-            return path
-        return self.project_dir / path
+        return path.absolute() if path.exists() else self.project_dir / path
 
     # Code ------------------------------------------------------------------------------------
 
@@ -327,10 +329,10 @@ class Session:
             record = self.registry.load(run_id)
         except RunNotFoundError:
             record = self._record_from_remote(connection, run_id)
-        run = Run(record, link=connection, mirror=RunMirror(self.registry.folder(run_id)))
+        run = Run(record, link=connection, mirror=RunMirror(self.registry.folder(record.run_id)))
         try:
             run.refresh()
-        except AgentError as error:
+        except (AgentError, RunNotFoundError) as error:
             raise RunNotFoundError(
                 f"{connection.name} does not know the run {run_id}: {error}",
                 hint="%remote_runs lists those it has.",
@@ -351,7 +353,7 @@ class Session:
                     run_id,
                     row["name"],
                     row["state"],
-                    row["created_at"],
+                    row["created_at"] or "",
                     connection.name,
                     row.get("world_size"),
                     row.get("optimizer_steps"),
@@ -375,20 +377,29 @@ class Session:
         return fitting[0] if len(fitting) == 1 else self.registry.find(run_id)
 
     def _record_from_remote(self, connection: Connection, run_id: str) -> RunRecord:
-        for row in connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]:
-            if row["run_id"] == run_id or run_id in row["run_id"]:
-                return RunRecord(
-                    run_id=row["run_id"],
-                    name=row["name"],
-                    created_at=row["created_at"],
-                    where=connection.name,
-                    remote_dir=connection.remote_dir,
-                    artifact_dir=str(self.project_dir / "artifacts/remote"),
-                    sync=row.get("sync") or {},
-                )
-        raise RunNotFoundError(
-            f"no run {run_id!r} is known here or on {connection.name}.",
-            hint="%remote_runs lists them.",
+        rows = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
+        fitting = [row for row in rows if row["run_id"] == run_id]
+        fitting = fitting or [row for row in rows if run_id in row["run_id"]]
+        if not fitting:
+            raise RunNotFoundError(
+                f"no run {run_id!r} is known here or on {connection.name}.",
+                hint="%remote_runs lists them.",
+            )
+        if len(fitting) > 1:
+            raise RunNotFoundError(
+                f"{run_id!r} fits {len(fitting)} runs on {connection.name}.",
+                hint=f"Type more of one: {fitting[0]['run_id']}.",
+            )
+        (row,) = fitting
+        return RunRecord(
+            run_id=row["run_id"],
+            name=row["name"],
+            created_at=row["created_at"] or "",
+            where=connection.name,
+            remote_dir=connection.remote_dir,
+            artifact_dir=str(self.project_dir / "artifacts/remote"),
+            sync=row.get("sync") or {},
+            artifacts=tuple(row.get("artifacts") or ()),
         )
 
     def _reference(self, ref: str) -> DatasetReference:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernel_tools.errors import ConfigurationError
@@ -46,8 +46,9 @@ class Secret:
 class Settings:
     """Looks names up in the environment, then in the `.env` file of a project."""
 
-    environ: Mapping[str, str]
-    dotenv: Mapping[str, str]
+    # Both hold secrets, and a value of a cell shows its repr.
+    environ: Mapping[str, str] = field(repr=False)
+    dotenv: Mapping[str, str] = field(repr=False)
     project_dir: Path
 
     def get(self, name: str) -> str | None:
@@ -113,7 +114,10 @@ def state_dir(environ: Mapping[str, str] | None = None) -> Path:
 def _read_dotenv(project_dir: Path, environ: Mapping[str, str]) -> dict[str, str]:
     named = environ.get("KERNEL_TOOLS_ENV_FILE")
     if named and not Path(named).is_file():
-        raise ConfigurationError(f"KERNEL_TOOLS_ENV_FILE names {named}, which is not a file.")
+        raise ConfigurationError(
+            f"KERNEL_TOOLS_ENV_FILE names {named}, which is not a file.",
+            hint="Correct the path, or unset it.",
+        )
     for path in (Path(named),) if named else (project_dir / ".env", project_dir / "scripts/.env"):
         if path.is_file():
             from dotenv import dotenv_values

@@ -109,7 +109,6 @@ class Polled:
     steps: tuple[Mapping[str, Any], ...] = ()
     artifacts: Mapping[str, Any] | None = None
     run_dir: str = ""
-    log_gap: bool = False  # the text does not join the tail before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +138,7 @@ def reduce(snapshot: RunSnapshot, event: Event) -> RunSnapshot:
         status=MappingProxyType(dict(status)),
         agent=event.agent,
         log_size=event.log_size,
-        log_tail=_extend_tail(() if event.log_gap else snapshot.log_tail, event.log_text),
+        log_tail=_extend_tail(snapshot.log_tail, event.log_text),
         metrics=snapshot.metrics + event.metrics,
         steps=snapshot.steps + event.steps,
         artifacts=event.artifacts or snapshot.artifacts,

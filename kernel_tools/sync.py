@@ -87,6 +87,7 @@ class SyncReport:
     uploaded: int
     manifest: dict[str, Any] = field(repr=False)
     agent_hash: str = ""
+    warnings: tuple[str, ...] = ()
 
     def lines(self) -> tuple[str, ...]:
         """The four lines that are printed and looked for in logs."""
@@ -124,17 +125,19 @@ def build_plan(
     """
     project_dir = project_dir.resolve()
     named = [*_configured_paths(project_dir), *sync_paths]
+    extras = [_Root(path, file, None) for path, file in (extra_files or {}).items()]
     candidates = [
         *_default_roots(project_dir),
         *_script_roots(project_dir, script),
         *(_project_root(project_dir, text) for text in named),
-        *(_Root(path, file, None) for path, file in (extra_files or {}).items()),
+        *extras,
     ]
     roots: dict[str, _Root] = {}
     for root in candidates:
         roots.setdefault(root.path, root)
     found: dict[str, SyncFile] = {}
-    for root in roots.values():
+    # The extras first: a file of the same path in `configs` is not the one that was asked for.
+    for root in (*extras, *roots.values()):
         for file in _walk(root, exact=frozenset(roots), exclude=exclude):
             found.setdefault(file.path, file)
     size = sum(file.size for file in found.values())
@@ -192,6 +195,7 @@ def sync(
         uploaded=uploaded,
         manifest=manifest,
         agent_hash=agent.hash,
+        warnings=plan.warnings,
     )
 
 
@@ -257,7 +261,9 @@ def _configured_paths(project_dir: Path) -> list[str]:
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SyncError(f"pyproject.toml cannot be read: {error}") from None
+        raise SyncError(
+            f"pyproject.toml cannot be read: {error}.", hint="Correct it; nothing was sent."
+        ) from None
     listed = table.get("tool", {}).get("kernel_tools", {}).get("sync", [])
     if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
         raise SyncError("[tool.kernel_tools] sync in pyproject.toml must be a list of paths.")
@@ -286,7 +292,10 @@ def _project_root(project_dir: Path, text: str) -> _Root:
             raise SyncError(f"{text} is never synced: {part} may hold secrets.")
     source = project_dir / relative
     if not source.exists():
-        raise SyncError(f"There is no {relative} in the project {project_dir.name}.")
+        raise SyncError(
+            f"There is no {relative} in the project {project_dir.name}.",
+            hint="Name it relative to the project's folder.",
+        )
     return _Root(relative, source, project_dir)
 
 

@@ -20,7 +20,7 @@ from kernel_tools.errors import (
     WaitTimeoutError,
 )
 from kernel_tools.mirror import METRICS, STEPS, RunMirror
-from kernel_tools.redact import redact
+from kernel_tools.redact import redact, redact_all
 from kernel_tools.registry import RunRecord, write_json
 from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce
 
@@ -191,7 +191,7 @@ class RunWatcher:
             for part, size in self._mirror.offsets().of_part().items()
         )
         event = Polled(
-            status=answer["status"],
+            status=redact_all(answer["status"]),
             agent=answer["agent"],
             agent_alive=bool(answer["agent_alive"]),
             boot_id=str(answer["boot_id"]),

@@ -35,11 +35,18 @@ def coco128() -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_state_dir(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def own_state_dir(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     """Give each test a state folder and no settings of the machine's user."""
     folder = tmp_path_factory.mktemp("state")
     monkeypatch.setenv("KERNEL_TOOLS_STATE_DIR", str(folder))
-    for name in ("KAGGLE_PROXY_URL", "PYRUN_JUPYTER_URL", "KERNEL_TOOLS_MODE", "KERNEL_TOOLS_ENV_FILE"):
+    for name in (
+        "KAGGLE_PROXY_URL",
+        "PYRUN_JUPYTER_URL",
+        "KERNEL_TOOLS_MODE",
+        "KERNEL_TOOLS_ENV_FILE",
+    ):
         monkeypatch.delenv(name, raising=False)
     for name in [n for n in os.environ if n.startswith("MINIO_")]:
         monkeypatch.delenv(name)

@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPException, HTTPMessage, InvalidURL
 from typing import Any, Callable, Optional, Pattern
 
 from .errors import InputError
@@ -188,6 +188,8 @@ def _opener(url: str) -> urllib.request.OpenerDirector:
 
 def _network(url: str, error: BaseException) -> str:
     reason = getattr(error, "reason", error)
+    if isinstance(reason, InvalidURL):  # its text is the link
+        reason = "the link is malformed"
     if isinstance(reason, (socket.timeout, TimeoutError)):
         reason = f"no answer within {_SOCKET_SECONDS:.0f} s"
     parts = urllib.parse.urlsplit(url)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import zlib
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional
 
 from . import host
 from .files import Json, file_size, read_json, read_slice, utc_now
@@ -112,6 +112,8 @@ def list_runs(remote_dir: str) -> Dict[str, List[Dict[str, Any]]]:
                 "optimizer_steps": status["optimizer_steps"],
                 "world_size": status["world_size"],
                 "message": status["message"],
+                "sync": job.get("sync"),
+                "artifacts": job.get("artifacts"),
             }
         )
     return {"runs": runs}
@@ -146,10 +148,3 @@ def _rows(path: str, offset: int, budget: int) -> Dict[str, Any]:
             break
         length *= 2  # one row longer than the budget
     return {"offset": start, "data": data.decode("utf-8", "replace"), "size": size}
-
-
-def log_offsets(document: Dict[str, Any]) -> Tuple[int, int]:
-    """Return (start, end) of the bytes that a poll's log part holds; for callers and tests."""
-    data = document["data"]
-    length = len(zlib.decompress(base64.b64decode(data))) if data else 0
-    return document["offset"], document["offset"] + length

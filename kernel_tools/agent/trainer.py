@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Tuple
 
 from . import host, processes
@@ -43,7 +43,7 @@ class Command:
     """A program ready to be started; `environment` may hold secrets and is never written down."""
 
     argv: Tuple[str, ...]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)
     processes: int
 
 

@@ -8,7 +8,7 @@ from kernel_tools.datasets.reference import (
     input_of,
     inputs_for,
 )
-from kernel_tools.datasets.sizing import DiskNeed, disk_need, human
+from kernel_tools.datasets.sizing import DiskNeed, disk_need
 from kernel_tools.datasets.staging import stage
 
 __all__ = [
@@ -16,7 +16,6 @@ __all__ = [
     "DatasetRegistry",
     "DiskNeed",
     "disk_need",
-    "human",
     "input_of",
     "inputs_for",
     "stage",

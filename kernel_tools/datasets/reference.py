@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import re
-import tempfile
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -15,6 +14,7 @@ from typing import Any, Final
 
 from kernel_tools.datasets.sizing import DiskNeed, disk_need
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
+from kernel_tools.registry import write_json
 from kernel_tools.stores.base import ObjectStore
 
 REGISTRY: Final = Path(".kernel_tools", "datasets.json")
@@ -215,18 +215,7 @@ def _write(path: Path, known: Mapping[str, DatasetReference]) -> None:
         "schema_version": SCHEMA_VERSION,
         "datasets": {name: asdict(known[name]) for name in sorted(known)},
     }
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(document, file, indent=1, ensure_ascii=False)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            Path(temporary).unlink()
-        raise
+    write_json(path, document)
 
 
 @contextlib.contextmanager
@@ -244,7 +233,9 @@ def _locked(path: Path) -> Iterator[None]:
                     lock.unlink()
                     continue
             if time.monotonic() > deadline:
-                raise StagingError(f"{lock} is held by another process.") from None
+                raise StagingError(
+                    f"{lock} is held by another process.", hint="Stage again when it has ended."
+                ) from None
             time.sleep(0.02)
     try:
         yield

@@ -34,14 +34,6 @@ class DiskNeed:
         used = self.staged_bytes + self.extracted_bytes + self.checkpoints_bytes
         return round(used * (1 + HEADROOM))
 
-    def line(self) -> str:
-        """One line for people, in units of 10^6 or 10^9 bytes."""
-        return (
-            f"disk needed on the remote: {human(self.total_bytes)} (archive {human(self.staged_bytes)}, "
-            f"unpacked {human(self.extracted_bytes)}, checkpoints {human(self.checkpoints_bytes)}, "
-            f"and {HEADROOM:.0%})"
-        )
-
 
 def disk_need(
     *,
@@ -60,11 +52,3 @@ def disk_need(
     """
     extracted = staged_bytes if extracted_bytes is None else extracted_bytes
     return DiskNeed(staged_bytes, extracted, parameters * BYTES_PER_PARAMETER * checkpoints)
-
-
-def human(size_bytes: int) -> str:
-    """Return a size as people read it: `0.24 MB`, `329 MB`, `5.1 GB`."""
-    if size_bytes >= 10**9:
-        return f"{size_bytes / 10**9:.1f} GB"
-    megabytes = size_bytes / 10**6
-    return f"{megabytes:.0f} MB" if megabytes >= 10 else f"{megabytes:.2f} MB"

@@ -77,7 +77,9 @@ def stage(
         check_key(object_name)
     wanted = None if sha256 is None else sha256.strip().lower()
     if wanted is not None and (len(wanted) != 64 or set(wanted) - set("0123456789abcdef")):
-        raise InvalidArgumentError("A SHA-256 has 64 hexadecimal digits.")
+        raise InvalidArgumentError(
+            f"--sha256 {sha256!r} is no SHA-256.", hint="It has 64 hexadecimal digits."
+        )
     if path is None:
         if object_name is None or store is None:
             raise InvalidArgumentError(

@@ -64,6 +64,9 @@ class RemoteKernel(Protocol):
     `KernelLostError` (404) or `KernelTimeoutError`, and nothing foreign.
     """
 
+    notice: str
+    """What a person should know about how the kernel was found; empty when all went as asked."""
+
     @property
     def kernel_id(self) -> str:
         """The server's id of the kernel."""
@@ -169,7 +172,10 @@ def error_of_status(status: int, what: str) -> KernelError:
             f"The Jupyter server does not know {what} (404).",
             hint="The kernel or the session has ended; %remote_connect again. Runs are found by %remote_runs.",
         )
-    return KernelConnectionError(f"The Jupyter server answered {status} to {what}.")
+    return KernelConnectionError(
+        f"The Jupyter server answered {status} to {what}.",
+        hint="Try again in a moment; a run that was started goes on.",
+    )
 
 
 class ForeignError(Exception):

@@ -127,7 +127,6 @@ class HeldKernel:
         self._line: Line | None = None
         self._turns = threading.RLock()
         self._closed = False
-        # What a person should know about how the kernel was found; empty when all went as asked.
         self.notice = notice
 
     @property
@@ -237,7 +236,10 @@ class HeldKernel:
     @contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
         if not self._turns.acquire(timeout=max(0.0, deadline - time.monotonic())):
-            raise KernelTimeoutError(f"Another call to {self.description} has not ended yet.")
+            raise KernelTimeoutError(
+                f"Another call to {self.description} has not ended yet.",
+                hint="Try again when it has.",
+            )
         try:
             yield
         finally:

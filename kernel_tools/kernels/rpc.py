@@ -167,17 +167,6 @@ class AgentClient:
         self.send(self._pick(self._source.blobs, self.missing(self._source.digests)))
         return f"{self._remote_dir}/agent/{self._source.hash}"
 
-    def upload(self, blobs: Iterable[Blob]) -> frozenset[str]:
-        """Send what the remote lacks of `blobs` and of the agent; return the digests that were sent.
-
-        Two or three round trips for up to 4 MiB, one where nothing is missing.
-        """
-        blobs = (*self._source.blobs, *blobs)
-        missing = self.missing(blob.sha256 for blob in blobs)
-        if missing:
-            self.send(self._pick(blobs, missing))
-        return frozenset(missing)
-
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Ask which contents the remote lacks; learns the absolute `remote_dir` by the way."""
         result = self._bootstrap(

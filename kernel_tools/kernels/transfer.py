@@ -69,7 +69,7 @@ class CommLine(Protocol):
 class Upload:
     """One file on its way there; `run` may be called again on a new line and goes on."""
 
-    source: Path | bytes
+    source: Path | bytes = field(repr=False)  # may be a run's secrets
     remote_path: str
     mode: int = 0o644
     on_progress: Progress | None = None

@@ -21,13 +21,14 @@ from kernel_tools.errors import InvalidArgumentError
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 # A secret in a cell stays in the notebook, in its history and in its outputs: refused before parsing.
+# Option -> (the option that takes the variable's name instead, the variable's usual name).
 REFUSED: Final = {
     "--minio-secret-key": ("--minio-secret-key-env", "MINIO_SECRET_KEY"),
     "--minio-secret": ("--minio-secret-key-env", "MINIO_SECRET_KEY"),
     "--secret-key": ("--minio-secret-key-env", "MINIO_SECRET_KEY"),
     "--token": ("--token-env", "JUPYTER_TOKEN"),
     "--password": ("--token-env", "JUPYTER_TOKEN"),
-    "--hf-token": ("--token-env", "HF_TOKEN"),
+    "--hf-token": ("", "HF_TOKEN"),
 }
 
 # Words may hold quoted parts; IPython's own splitting differs between Windows and the rest.
@@ -47,7 +48,7 @@ def parse(method: Callable[..., Any], line: str) -> argparse.Namespace:
     """
     parser: argparse.ArgumentParser = method.parser  # type: ignore[attr-defined]
     words = split(line)
-    _refuse_secrets(words)
+    _refuse_secrets(words, parser)
     _refuse_unexpanded(words)
     parser.allow_abbrev = False
     try:
@@ -87,14 +88,16 @@ def _quoted(word: str) -> bool:
     return len(word) >= 2 and word[0] == word[-1] and word[0] in "'\""
 
 
-def _refuse_secrets(words: list[str]) -> None:
+def _refuse_secrets(words: list[str], parser: argparse.ArgumentParser) -> None:
     for word in words:
         name = word.partition("=")[0]
         if name in REFUSED:
             option, variable = REFUSED[name]
+            known = option in parser._option_string_actions  # noqa: SLF001 - no public list
+            then = f"name it: {option} {variable}" if known else "it is read from there"
             raise InvalidArgumentError(
                 f"{name} is not taken: a secret in a cell stays in the notebook and its history.",
-                hint=f"Put it into the environment or .env as {variable} and name it: {option} {variable}.",
+                hint=f"Put it into the environment or .env as {variable}; {then}.",
             )
 
 

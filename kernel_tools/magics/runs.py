@@ -162,7 +162,7 @@ class RunMagics(Magics):  # type: ignore[misc]
             nargs="*",
             metavar="RUN|GLOB",
             help="run id (default: the last run), then patterns relative to the run's folder"
-            " (default: weights, evaluation, rows, log, artifacts)",
+            " (default: weights, evaluation, rows, log, and what --artifact named)",
         ),
         argument("--to", metavar="DIR", help="folder (default: <artifact-dir>/<run id>)"),
         on_argument,

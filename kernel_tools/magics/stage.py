@@ -51,6 +51,7 @@ class StageMagics(Magics):  # type: ignore[misc]
             %stage_dataset data/vehicles3.tar.gz --name vehicles3 --expected-root data/vehicles3
         """
         from kernel_tools.session import default_session
+        from kernel_tools.views.static import dataset_view
         from kernel_tools.views.transfer import TransferDisplay
 
         args = parse(self.stage_dataset, line)
@@ -68,4 +69,6 @@ class StageMagics(Magics):  # type: ignore[misc]
             on_progress=progress.update,
         )
         progress.finish()
+        if args.dry_run:
+            return dataset_view(reference, standing="would be staged; nothing was sent")
         return reference

@@ -300,18 +300,20 @@ def sync_view(result: SyncPlan | SyncReport) -> View:
         files = result.largest(len(result.files))
         rows = tuple((file.path, facts.size(file.size)) for file in files)
         caption = f"{len(rows)} files, {facts.size(result.bytes)} would travel; nothing was sent"
+        caption = " ".join((f"{caption}.", *result.warnings)) if result.warnings else caption
         return TableView(caption, ("file", "size"), rows, right=(1,))
     pairs = (
         ("paths", ", ".join(result.paths)),
         ("files", str(result.files)),
         ("size", facts.size(result.bytes)),
         ("sent", f"{result.uploaded} files, each verified by SHA-256"),
+        *(("note", warning) for warning in result.warnings),
     )
     return FactsView("Code is on the remote", pairs, " ".join(result.lines()))
 
 
-def dataset_view(reference: DatasetReference) -> FactsView:
-    """Show a staged data set and the disk that a run on it needs."""
+def dataset_view(reference: DatasetReference, *, standing: str = "is staged") -> FactsView:
+    """Show a data set, where it stands in words, and the disk that a run on it needs."""
     pairs = (
         ("object", f"{reference.store}/{reference.bucket}/{reference.object}"),
         ("archive", facts.size(reference.size_bytes)),
@@ -320,10 +322,13 @@ def dataset_view(reference: DatasetReference) -> FactsView:
         ("disk needed", facts.size(reference.disk.total_bytes)),
         ("SHA-256", reference.sha256),
     )
-    return FactsView(f"Data set {reference.name} is staged", pairs, f"--dataset {reference.name}")
+    heading = f"Data set {reference.name} {standing}"
+    return FactsView(heading, pairs, f"--dataset {reference.name}")
 
 
 def connection_view(connection: Connection) -> FactsView:
     """Show a connection in words, without its URL's secrets."""
-    pairs = (("kernel", connection.where), ("folder there", connection.remote_dir))
-    return FactsView(f"Connected: {connection.name}", pairs)
+    pairs = [("kernel", connection.where), ("folder there", connection.remote_dir)]
+    if connection.notice:
+        pairs.append(("note", connection.notice))
+    return FactsView(f"Connected: {connection.name}", tuple(pairs))

@@ -71,7 +71,7 @@ def test_an_unknown_option_names_the_nearest(loaded, session):
 def test_a_secret_is_refused_with_the_right_way_and_not_repeated(loaded, session, line):
     with pytest.raises(InvalidArgumentError) as raised:
         call(loaded, "stage_dataset", line)
-    assert "--minio-secret-key-env MINIO_SECRET_KEY" in str(raised.value)
+    assert "into the environment or .env as MINIO_SECRET_KEY" in str(raised.value)
     assert "hunter2" not in str(raised.value)
     assert session.calls == []
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernel_tools import services
-from kernel_tools.errors import ServiceError
+from kernel_tools.errors import ConfigurationError, ServiceError
 from tests.services.conftest import Start, answers, is_gone, wait_for
 
 
@@ -208,7 +208,7 @@ def test_one_that_ends_at_once_is_reported_with_its_last_words(start: Start) -> 
 
 @pytest.mark.parametrize("text", ["soon", "0", "-1", "nan"])
 def test_an_idle_time_that_is_no_number_above_zero_is_refused(text: str) -> None:
-    with pytest.raises(ServiceError, match="KERNEL_TOOLS_IDLE_SECONDS"):
+    with pytest.raises(ConfigurationError, match="KERNEL_TOOLS_IDLE_SECONDS"):
         services.idle_seconds_from({"KERNEL_TOOLS_IDLE_SECONDS": text})
 
 

@@ -40,7 +40,10 @@ def test_errors_survive_pickling_with_their_attributes():
     error = errors.RunFailed("r failed.", run_id="r", state="failed", remote_error={"rank": 1})
     again = pickle.loads(pickle.dumps(error))
     assert (str(again), again.run_id, again.state, again.remote_error) == (
-        "r failed.", "r", "failed", {"rank": 1},
+        "r failed.",
+        "r",
+        "failed",
+        {"rank": 1},
     )
     remote = pickle.loads(pickle.dumps(errors.RemoteExecutionError("ValueError", "x", ("a",))))
     assert (remote.ename, remote.evalue, remote.traceback) == ("ValueError", "x", ("a",))

@@ -20,7 +20,10 @@ from kernel_tools.launch import LaunchOptions
 
 def test_a_run_id_sorts_by_time_and_is_safe_as_a_folder():
     now = dt.datetime(2026, 5, 4, 3, 2, 1, tzinfo=dt.timezone.utc)
-    assert new_run_id("Coins/HGNet v2!", now=now, entropy="beef") == "20260504-030201-coins-hgnet-v2-beef"
+    assert (
+        new_run_id("Coins/HGNet v2!", now=now, entropy="beef")
+        == "20260504-030201-coins-hgnet-v2-beef"
+    )
     assert slug("///") == "run"
     assert len(slug("x" * 200)) == 40
 
@@ -31,7 +34,10 @@ def test_a_job_is_json_with_every_field():
     assert data["schema_version"] == 1
     assert data["argv"] == ["-m", "detector"]
     assert data["limits"] == {
-        "timeout_seconds": 60, "max_hours": None, "stall_minutes": 30.0, "grace_seconds": 30.0,
+        "timeout_seconds": 60,
+        "max_hours": None,
+        "stall_minutes": 30.0,
+        "grace_seconds": 30.0,
     }
 
 

@@ -34,7 +34,7 @@ def test_a_registered_value_is_masked_raw_and_quoted():
 
 def test_a_secret_shows_itself_nowhere():
     secret = Secret("canary-value-1")
-    shown = [repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", "%s" % secret]
+    shown = [repr(secret), str(secret), f"{secret}", f"{secret!r:>20}", "%s" % secret]  # noqa: UP031
     assert not any("canary" in text for text in shown)
     assert secret.reveal() == "canary-value-1"
     with pytest.raises(TypeError):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.datasets import DatasetReference, DatasetRegistry, disk_need, human
+from kernel_tools.datasets import DatasetReference, DatasetRegistry, disk_need
 from kernel_tools.datasets.reference import check_name, check_root, name_from
 from kernel_tools.errors import InvalidArgumentError, StagingError
 
@@ -121,17 +121,5 @@ def test_the_disk_to_rent_is_archive_content_and_checkpoints_and_thirty_percent(
 
     assert need.checkpoints_bytes == 32_000
     assert need.total_bytes == round(3_032_000 * 1.3)
-    assert need.line() == (
-        "disk needed on the remote: 3.94 MB (archive 1.00 MB, unpacked 2.00 MB, "
-        "checkpoints 0.03 MB, and 30%)"
-    )
     assert disk_need(staged_bytes=5, parameters=0).total_bytes == 13  # unpacked size not known
     assert REFERENCE.disk.staged_bytes == 100
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0.00 MB"), (240_000, "0.24 MB"), (329_000_000, "329 MB"), (5_100_000_000, "5.1 GB")],
-)
-def test_sizes_read_as_people_read_them(size: int, text: str) -> None:
-    assert human(size) == text

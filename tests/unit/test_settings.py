@@ -17,7 +17,10 @@ def test_dotenv_is_found_in_scripts_and_where_a_variable_says(tmp_path):
     (tmp_path / "scripts/.env").write_text("A=scripts\n")
     assert load_settings(tmp_path, environ={}).get("A") == "scripts"
     (tmp_path / "named").write_text("A=named\n")
-    assert load_settings(tmp_path, environ={"KERNEL_TOOLS_ENV_FILE": str(tmp_path / "named")}).get("A") == "named"
+    assert (
+        load_settings(tmp_path, environ={"KERNEL_TOOLS_ENV_FILE": str(tmp_path / "named")}).get("A")
+        == "named"
+    )
 
 
 def test_a_named_env_file_that_is_absent_is_an_error(tmp_path):

@@ -162,7 +162,15 @@ def test_a_file_that_changes_under_way_is_listed_and_read_again(run, remote, tmp
             return honest(**arguments)
         import hashlib
 
-        return {"files": [{"path": "weights/last.pt", "size_bytes": 3, "sha256": hashlib.sha256(stale).hexdigest()}]}
+        return {
+            "files": [
+                {
+                    "path": "weights/last.pt",
+                    "size_bytes": 3,
+                    "sha256": hashlib.sha256(stale).hexdigest(),
+                }
+            ]
+        }
 
     remote.answer_files = listing
     (fetched,) = run.fetch("weights/last.pt", to=tmp_path)

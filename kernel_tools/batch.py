@@ -65,7 +65,11 @@ def run_notebook(name: str, *, to: Path, parameters: Sequence[str] = ()) -> Path
     to.mkdir(parents=True, exist_ok=True)
     print(f"executing {source} ...", flush=True)
     started = time.monotonic()
-    execute = ExecutePreprocessor(timeout=None, kernel_name="python3")
+    execute = ExecutePreprocessor(
+        timeout=None,
+        kernel_name="python3",
+        extra_arguments=["--IPKernelApp.log_level=40"],  # errors; its warnings are not about us
+    )
     # A packed notebook works in the current folder: its own belongs to the installation.
     folder = Path.cwd() if source.parent.name == PACKED else source.parent
     failure: str | None = None

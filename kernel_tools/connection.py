@@ -5,13 +5,14 @@ It is the `AgentLink` that runs are watched through. It owns the kernel only if 
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.errors import ConfigurationError, KernelLostError, NotConnectedError
+from kernel_tools.errors import ConfigurationError, KernelError, KernelLostError, NotConnectedError
 from kernel_tools.settings import Settings, state_dir
 
 if TYPE_CHECKING:
@@ -100,7 +101,9 @@ class Connection:
         A kernel we started is stopped (no run lives in it), embedded services are ended unless another
         client or a live run needs them; what is not ours is left as it is.
         """
-        self.kernel.close(stop_kernel=self.kernel.owned)
+        # A server that is down has no kernel left to stop.
+        with contextlib.suppress(KernelError):
+            self.kernel.close(stop_kernel=self.kernel.owned)
         ended = self.server is not None and self.server.release_or_stop()
         if self._store is not None:
             from kernel_tools.stores.local import LocalStore
@@ -118,7 +121,8 @@ class Connection:
             self.target, self.kernel, self.client = new.target, new.kernel, new.client
             self.reconnect, self.server = new.reconnect, new.server
             self.runs_dir = new.runs_dir
-        old_kernel.close(stop_kernel=old_kernel.owned)
+        with contextlib.suppress(KernelError):
+            old_kernel.close(stop_kernel=old_kernel.owned)
         if old_server is not None:
             old_server.release()
         if old_store is not None:

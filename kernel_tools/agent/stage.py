@@ -27,6 +27,8 @@ from .files import fsync_folder, read_json, utc_now, write_json
 from .job import Input, Job
 from .trainer import place_in_work
 
+# Kaggle keeps 20 GB of the first and nothing of the second, which is larger: data goes there.
+_KAGGLE_WORKING, _KAGGLE_SCRATCH = "/kaggle/working", "/kaggle/tmp"
 _PARALLEL = 4
 _TELL_SECONDS = 0.5
 _TICK_SECONDS = 0.1
@@ -93,7 +95,14 @@ def datasets_dir(run_dir: str, job: Job) -> str:
     """Return where staged data is kept: the job's choice, else beside the runs."""
     if job.datasets_dir:
         return os.path.abspath(os.path.expanduser(job.datasets_dir))
+    if os.path.isdir(_KAGGLE_WORKING) and _can_be_made(_KAGGLE_SCRATCH):
+        return os.path.join(_KAGGLE_SCRATCH, "remote_kernel_tools", "datasets")
     return os.path.join(os.path.dirname(os.path.dirname(run_dir)), "datasets")
+
+
+def _can_be_made(folder: str) -> bool:
+    """True for a folder that is writable, or that could be made where it belongs."""
+    return os.access(folder if os.path.isdir(folder) else os.path.dirname(folder), os.W_OK)
 
 
 def content_root(content: str, one: Input) -> str:

@@ -14,6 +14,7 @@ import pytest
 from kernel_tools_agent import stage
 from kernel_tools_agent.download import download
 from kernel_tools_agent.errors import InputError
+from kernel_tools_agent.job import Job
 
 from .conftest import wait_until
 
@@ -356,3 +357,16 @@ def test_the_datasets_folder_can_be_elsewhere(remote, tmp_path):
     assert stage.datasets_dir("/r/runs/x", job) == str(tmp_path / "big")
     job = stage.Job.from_json(remote.job("x"))
     assert stage.datasets_dir("/r/runs/x", job) == "/r/datasets"
+
+
+def test_on_kaggle_data_goes_where_the_quota_does_not_count(tmp_path, monkeypatch):
+    run_dir = str(tmp_path / "remote/runs/r")
+    job = Job.from_json(
+        {"schema_version": 1, "run_id": "r", "name": "r", "kind": "command", "argv": ["true"]}
+    )
+    assert stage.datasets_dir(run_dir, job) == str(tmp_path / "remote/datasets")
+    working, scratch = tmp_path / "working", tmp_path / "scratch"
+    working.mkdir()
+    monkeypatch.setattr(stage, "_KAGGLE_WORKING", str(working))
+    monkeypatch.setattr(stage, "_KAGGLE_SCRATCH", str(scratch))
+    assert stage.datasets_dir(run_dir, job) == str(scratch / "remote_kernel_tools/datasets")

@@ -76,6 +76,33 @@ def test_a_configuration_from_elsewhere_travels_by_itself(session, tmp_path_fact
     assert {f.path: f.source for f in plan.sync.files}["configs/mine.yaml"] == path
 
 
+def test_a_configuration_from_elsewhere_is_not_mistaken_for_one_of_the_same_name(
+    session, tmp_path_factory
+):
+    (session.project_dir / "configs").mkdir()
+    (session.project_dir / "configs/mine.yaml").write_text("data:\n  format: digits\n")
+    path = tmp_path_factory.mktemp("elsewhere") / "mine.yaml"
+    path.write_text("data:\n  format: coins\n")
+    plan = session.train(str(path), dry_run=True)
+    assert {f.path: f.source for f in plan.sync.files}["configs/mine.yaml"] == path
+
+
+def test_a_packed_configuration_travels_beside_the_projects_own(session):
+    (session.project_dir / "configs").mkdir()
+    (session.project_dir / "configs/mine.yaml").write_text("data:\n  format: digits\n")
+    plan = session.train(COINS, dry_run=True)
+    assert {"configs/mine.yaml", "configs/coins/hgnetv2_n.yaml"} <= {
+        f.path for f in plan.sync.files
+    }
+
+
+def test_a_credential_in_a_configuration_is_not_quoted(session, monkeypatch):
+    monkeypatch.setenv("MY_TOKEN", "canary-value-9")
+    with pytest.raises(ConfigurationError, match="solver.epochs") as caught:
+        session.train(COINS, overrides=["solver.epochs=${MY_TOKEN}"], dry_run=True)
+    assert "canary" not in str(caught.value)
+
+
 def test_named_environment_travels_outside_the_job(session, monkeypatch, tmp_path):
     monkeypatch.setenv("COCO128_DIR", str(tmp_path / "canary-folder"))
     plan = session.train("coco128/hgnetv2_n", dry_run=True)
@@ -98,4 +125,6 @@ def test_relative_folders_are_found_from_the_notebooks_folder_too(session, monke
     (session.project_dir / "notebooks").mkdir()
     monkeypatch.chdir(session.project_dir / "notebooks")
     assert session._resolve("data/x") == session.project_dir / "data/x"
+    assert session._resolve("../data/x").resolve() == session.project_dir / "data/x"
+    assert session._resolve("../data/x").is_absolute()
     assert session._resolve(Path("/absolute")) == Path("/absolute")

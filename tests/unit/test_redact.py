@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_tools.redact import redact, register_secret
+from kernel_tools.redact import redact, redact_all, register_secret
 from kernel_tools.settings import Secret
 
 
@@ -39,3 +39,9 @@ def test_a_secret_shows_itself_nowhere():
     assert secret.reveal() == "canary-value-1"
     with pytest.raises(TypeError):
         __import__("pickle").dumps(secret)
+
+
+def test_every_text_of_a_status_is_redacted_and_the_rest_kept():
+    register_secret("canary-value-7")
+    status = {"step": 3, "error": {"message": "canary-value-7"}, "ranks": ["canary-value-7", None]}
+    assert redact_all(status) == {"step": 3, "error": {"message": "***"}, "ranks": ["***", None]}

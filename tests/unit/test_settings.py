@@ -28,6 +28,11 @@ def test_a_named_env_file_that_is_absent_is_an_error(tmp_path):
         load_settings(tmp_path, environ={"KERNEL_TOOLS_ENV_FILE": str(tmp_path / "absent")})
 
 
+def test_settings_show_no_value(tmp_path):
+    (tmp_path / ".env").write_text("A=canary-1\n")
+    assert "canary" not in repr(load_settings(tmp_path, environ={"B": "canary-2"}))
+
+
 def test_a_missing_secret_says_where_to_set_it(tmp_path):
     with pytest.raises(ConfigurationError, match="never in a cell"):
         load_settings(tmp_path, environ={}).require_secret("MINIO_SECRET_KEY")

@@ -13,6 +13,7 @@ from tests.fakes.shell import published
 
 @pytest.fixture(autouse=True)
 def no_panels_of_other_tests():
+    assert CLOCK.flush()  # what an earlier test's panel still has to paint is not this one's
     follow._panels.clear()
     yield
     follow._panels.clear()

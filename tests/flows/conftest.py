@@ -5,14 +5,17 @@ What is trained is tiny (drawn shapes, a few steps), so that what is tested is t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -102,6 +105,41 @@ def python(code: str, *, cwd: Path, timeout: float = 240) -> subprocess.Complete
         [sys.executable, "-c", textwrap.dedent(code)],
         cwd=cwd, env=dict(os.environ), capture_output=True, text=True, timeout=timeout, check=False,
     )  # fmt: skip
+
+
+class Cell:
+    """Runs one cell in a real kernel; called with code, returns what it printed and displayed."""
+
+    def __init__(self, manager: Any, client: Any) -> None:
+        self._manager, self._client = manager, client
+
+    def __call__(self, code: str, *, timeout: float = 300) -> str:
+        said: list[str] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            content = message["content"]
+            said.append(content.get("text") or content.get("data", {}).get("text/plain", ""))
+            assert message["msg_type"] != "error", content["evalue"]
+
+        self._client.execute_interactive(code, timeout=timeout, output_hook=hear, allow_stdin=False)
+        return "".join(said)
+
+    def kill(self) -> None:
+        """SIGKILL, as an out-of-memory killer would."""
+        os.kill(self._manager.provisioner.pid, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def notebook_kernel(cwd: Path) -> Iterator[Cell]:
+    """Start a notebook's kernel in a folder; ended at the end, however it went."""
+    from jupyter_client.manager import start_new_kernel
+
+    manager, client = start_new_kernel(kernel_name="python3", cwd=str(cwd))
+    try:
+        yield Cell(manager, client)
+    finally:
+        client.stop_channels()
+        manager.shutdown_kernel(now=True)
 
 
 def notebook(path: Path, *cells: str) -> Path:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -14,7 +10,7 @@ import pytest
 
 from detector.status import STATUS_KEYS
 
-from .conftest import CONFIG, LONG, TINY, processes_of_run, python, wait_for
+from .conftest import CONFIG, LONG, TINY, notebook_kernel, processes_of_run, wait_for
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -39,42 +35,31 @@ def test_a_run_trains_with_two_ranks_and_its_files_come_back(session):
     )
 
 
-def test_the_notebook_may_be_killed_and_another_takes_the_run_up(session, project):
-    code = f"""
-        from kernel_tools import default_session
-        s = default_session(); s.connect("local")
-        run = s.train({CONFIG!r}, overrides={TINY!r}, nproc_per_node=2)
-        print(run.id, flush=True)
-        run.wait()
-    """
-    import textwrap
-
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        cwd=project, env=dict(os.environ), stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    run_id = launcher.stdout.readline().strip()
-    wait_for(lambda: processes_of_run(run_id))
-    launcher.send_signal(signal.SIGKILL)
-    launcher.wait()
-    launcher.stdout.close()
-    again = python(
-        f"""
-        from kernel_tools import default_session
-        s = default_session(); s.connect("local")
-        run = s.attach({run_id!r}); run.wait(300)
-        print(run.state.value, run.status()["optimizer_steps"])
-        print(run.logs(1000))
-        """,
-        cwd=project,
-        timeout=400,
-    )
-    assert again.stdout.startswith("completed 4"), again.stderr
+def test_the_notebooks_kernel_may_be_killed_and_another_takes_the_run_up(session, project):
+    settings = " ".join(f"--set {one}" for one in TINY)
+    with notebook_kernel(project) as cell:
+        cell("%load_ext kernel_tools")
+        cell("%remote_connect local")
+        cell(f"run = %remote_train {CONFIG} --nproc-per-node 2 {settings} --no-wait")
+        run_id = cell("print(run.id)").split()[-1]
+        wait_for(lambda: processes_of_run(run_id))
+        cell.kill()
+    with notebook_kernel(project) as cell:
+        cell("%load_ext kernel_tools")
+        cell("%remote_connect local")
+        cell(f"run = %remote_attach {run_id}")
+        cell("%remote_wait")
+        said = cell("print(run.state.value, run.status()['optimizer_steps'])")
+        assert said.splitlines()[-1] == "completed 4"
+        said = cell("%remote_logs -n 1000")
+    remote = Path(session.connection().remote_dir) / "runs" / run_id / "train.log"
+    for line in remote.read_text("utf-8").splitlines():
+        assert line in said
     for token in ("distributed=True world_size=2", "epoch=1 step=1/4", "optimizer_steps=4"):
-        assert token in again.stdout
+        assert token in said
 
 
-def test_a_stop_leaves_a_loadable_checkpoint_and_no_process(session, project):
+def test_a_stop_leaves_a_loadable_checkpoint_and_no_process(session):
     run = session.train(CONFIG, overrides=LONG, nproc_per_node=2)
     wait_for(lambda: (run.snapshot.figure("optimizer_steps") or 0) >= 1, seconds=120)
     run.stop()

@@ -134,7 +134,7 @@ def test_all_twelve_figures_equal_pycocotools_on_random_scenes(backend):
     assert max(distance(index, found) for index, found in scenes) <= 1e-12
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 def test_all_twelve_figures_equal_pycocotools_on_two_hundred_scenes():
     assert max(distance(*scene(seed)) for seed in range(200)) <= 1e-12
 

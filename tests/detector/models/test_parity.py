@@ -14,7 +14,7 @@ from detector.models.weights import load_weights
 
 QUICK = ["dfine_n", "dfine_s", "rtdetrv2_r18"]
 FULL = ["dfine_m", "dfine_l", "dfine_x", "rtdetrv2_r34", "rtdetrv2_r50"]
-SIZES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in FULL)]
+SIZES = [*QUICK, *(pytest.param(name, marks=pytest.mark.campaign) for name in FULL)]
 
 
 def pair(
@@ -65,7 +65,7 @@ def test_equals_transformers_in_float64(name: str, tmp_path: Path) -> None:
         assert distance(corners, found.decoded.corners[-1]) < 1e-9
 
 
-@pytest.mark.slow
+@pytest.mark.campaign
 @pytest.mark.parametrize("name", [*QUICK, *FULL])
 @pytest.mark.parametrize(
     ("batch", "side", "num_classes", "num_queries"), [(1, 640, 80, 300), (3, 320, 1, 40)]

@@ -48,7 +48,8 @@ def same(first: Detector, second: Detector, *, but: tuple[str, ...] = ()) -> boo
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
-    "name", [*NAMES, *(pytest.param(n, marks=pytest.mark.slow) for n in SPECS if n not in NAMES)]
+    "name",
+    [*NAMES, *(pytest.param(n, marks=pytest.mark.campaign) for n in SPECS if n not in NAMES)],
 )
 def test_round_trip_is_bit_for_bit(name: str, layout: Layout, tmp_path: Path) -> None:
     source, target = detector(name), detector(name, seed=1)

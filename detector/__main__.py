@@ -1,4 +1,4 @@
-"""`python -m detector train|eval|visualize|prepare`, alone or under torchrun.
+"""`python -m detector train|eval|visualize|predict|prepare`; the first three also under torchrun.
 
 The signal handler is in place before torch is imported. What a rank dies of is recorded in the run
 directory before it leaves.
@@ -15,13 +15,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from detector.stopping import StopWatch
+from detector.stopping import EXIT_RESUMABLE, StopWatch
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Return the parser of all commands."""
-    parser = argparse.ArgumentParser(prog="python -m detector", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
+    parser = argparse.ArgumentParser(
+        prog="python -m detector",
+        description="Train and use detectors. train, eval and visualize also run under torchrun.",
+        epilog="Exit codes: 0 done, 1 failed (one sentence says why), 2 wrong usage, "
+        f"{EXIT_RESUMABLE} stopped and resumable with --resume.",
+    )
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, what in (
         ("train", "train a detector"),
         ("eval", "judge weights on the held-out pictures"),
@@ -51,21 +56,59 @@ def build_parser() -> argparse.ArgumentParser:
             )
             command.add_argument("--output", type=Path, help="folder for what is written")
         if name == "visualize":
-            command.add_argument("--count", type=int, default=8, help="how many pictures")
-            command.add_argument("--min-score", type=float, default=0.5, help="least score drawn")
+            command.add_argument(
+                "--count", type=_count, default=8, help="how many pictures (default: 8)"
+            )
+            _add_min_score(command)
+    predict = commands.add_parser("predict", help="find objects in pictures: one JSON line each")
+    predict.add_argument("images", nargs="+", metavar="IMAGE", help="a picture's path")
+    predict.add_argument("--checkpoint", type=Path, required=True, help="weights of a run")
+    predict.add_argument("--to", type=Path, help="folder for the pictures with boxes drawn")
+    predict.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: auto"
+    )
+    _add_min_score(predict)
     prepare = commands.add_parser("prepare", help="write a built-in set as a YOLO folder")
     prepare.add_argument("name", help="coins, digits or synthetic")
     prepare.add_argument("--to", type=Path, required=True, help="the folder, new or empty")
-    prepare.add_argument("--train", type=int, help="training pictures")
-    prepare.add_argument("--val", type=int, help="held-out pictures")
-    prepare.add_argument("--seed", type=int, default=0)
+    prepare.add_argument("--train", type=_count, help="training pictures")
+    prepare.add_argument("--val", type=_count, help="held-out pictures")
+    prepare.add_argument("--seed", type=_seed, default=0, help="another seed, another set")
     return parser
+
+
+def _add_min_score(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--min-score", type=_score, default=0.5, help="least score shown, 0 to 1 (default: 0.5)"
+    )
+
+
+def _count(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, not {value}")
+    return value
+
+
+def _seed(text: str) -> int:
+    if (value := int(text)) < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, not {value}")
+    return value
+
+
+def _score(text: str) -> float:
+    if not 0.0 <= (value := float(text)) <= 1.0:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, not {value}")
+    return value
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; return its exit code."""
     watch = StopWatch()
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.print_help(sys.stderr)
+        return 2
     if arguments.command == "train":
         watch.catch_signals()
         from detector.commands import train_command
@@ -79,6 +122,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     if arguments.command == "prepare":
         return prepare(arguments)
+    if arguments.command == "predict":
+        from detector.commands import predict_command
+
+        return predict_command(
+            arguments.checkpoint,
+            arguments.images,
+            min_score=arguments.min_score,
+            to=arguments.to,
+            device=arguments.device,
+        )
     watch.catch_signals()
     from detector.commands import eval_command, visualize_command
 
@@ -114,7 +167,7 @@ def prepare(arguments: argparse.Namespace) -> int:
             val=arguments.val,
             seed=arguments.seed,
         )
-    except DataError as error:
+    except (DataError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     print(f"saved={path}")

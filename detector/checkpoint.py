@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from detector.files import replacing, sync_folder, write_text
-from detector.models.detector import build_detector
+from detector.models.detector import Detector, build_detector
 
 FORMAT_VERSION: Final = 1
 
@@ -39,7 +39,7 @@ class Architecture:
     num_queries: int
     num_denoising: int
 
-    def build(self) -> nn.Module:
+    def build(self) -> Detector:
         """Return a fresh network."""
         return build_detector(
             self.backbone_name,
@@ -49,7 +49,10 @@ class Architecture:
         )
 
     def __str__(self) -> str:
-        return f"{self.backbone_name} with {self.num_classes} classes, {self.num_queries} queries"
+        return (
+            f"{self.backbone_name} with {self.num_classes} classes, {self.num_queries} queries and "
+            f"num_denoising={self.num_denoising}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"There is no checkpoint {path}.")
     if not _is_whole(path):
-        raise CheckpointError(f"{path} is damaged: it does not have the SHA-256 written beside it.")
+        raise CheckpointError(
+            f"{path} is damaged or no checkpoint: neither its parts nor a SHA-256 beside it fit."
+        )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:

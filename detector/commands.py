@@ -11,19 +11,28 @@ import os
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from detector.checkpoint import CheckpointError, load_detector, newest_checkpoint
-from detector.config import Config, ConfigError, load_config
+from detector.checkpoint import (
+    CheckpointError,
+    load_detector,
+    load_or_fall_back,
+    newest_checkpoint,
+    previous_of,
+)
+from detector.config import Config, ConfigError, RuntimeConfig, load_config
 from detector.data.index import DataError
 from detector.files import finite
+from detector.models.weights import WeightsError
+from detector.predict import Predictor, draw_found
 from detector.report import Reporter
-from detector.resume import find_checkpoint
+from detector.resume import check_resumable, find_checkpoint
 from detector.rundir import (
     DEFAULT_OUTPUT_DIR,
     RunDirectory,
@@ -34,11 +43,12 @@ from detector.runtime import Runtime, start_runtime
 from detector.stopping import EXIT_RESUMABLE, StopWatch
 from detector.train import Ending, TrainingDivergedError, train
 from detector.validate import Validation, Validator
+from detector.visualize import draw_predictions, png_name
 
 EXIT_FAILED = 1
 _STOPPED_WHILE_JUDGING = Ending("stopped", "stopped during the evaluation", EXIT_RESUMABLE)
 # Said in one sentence; a traceback would only hide it.
-EXPECTED_ERRORS = (ConfigError, DataError, CheckpointError, TrainingDivergedError)
+EXPECTED_ERRORS = (ConfigError, DataError, CheckpointError, WeightsError, TrainingDivergedError)
 
 
 @dataclass(slots=True)
@@ -63,6 +73,7 @@ def train_command(
     def body(me: _Rank) -> Ending:
         started = time.monotonic()
         config = load_config(config_name, overrides)
+        _check_file(output)
         with start_runtime(config.runtime) as runtime:
             checkpoint = runtime.broadcast(find_checkpoint(resume, config))
             run = me.run = _open_run(config, runtime, checkpoint)
@@ -98,6 +109,7 @@ def eval_command(
 
     def body(me: _Rank) -> Ending:
         config = load_config(config_name, overrides)
+        _check_folder(output)
         with start_runtime(config.runtime) as runtime:
             path, _, validation = _judge(me, config, runtime, watch, checkpoint)
             if validation is None:
@@ -129,19 +141,50 @@ def visualize_command(
 
     def body(me: _Rank) -> Ending:
         config = load_config(config_name, [f"data.eval_samples={count}", *overrides])
+        _check_folder(output)
         with start_runtime(config.runtime) as runtime:
             path, validator, validation = _judge(me, config, runtime, watch, checkpoint)
             if validation is None:
                 return _STOPPED_WHILE_JUDGING
             folder = output or (me.run.path if me.run else path.parent.parent) / "visualizations"
             if validation.result is not None:
-                from detector.visualize import draw_predictions
-
                 document = validation.result.predictions
                 for drawn in draw_predictions(
                     validator.index, document, to=folder, count=count, min_score=min_score
                 ):
                     print(f"saved={drawn}", flush=True)
+            return Ending("completed", "completed", 0)
+
+    return _guarded(body)
+
+
+def predict_command(
+    checkpoint: Path,
+    images: Sequence[str],
+    *,
+    min_score: float = 0.5,
+    to: Path | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+) -> int:
+    """Print what is found in each picture, one JSON object a line; draw it into the folder `to`.
+
+    A line is `{"file", "width", "height", "predictions"}`, a prediction `{"box", "score", "label",
+    "name"}` with the box xyxy in the picture's pixels; best first, from `min_score` on.
+    """
+
+    def body(me: _Rank) -> Ending:
+        del me
+        _check_folder(to, option="--to")
+        twice = [name for name, many in Counter(map(png_name, images)).items() if many > 1]
+        if to is not None and twice:
+            raise ConfigError(f"Two of the pictures would be drawn as {to / twice[0]}.")
+        with start_runtime(RuntimeConfig(device=device)) as runtime:
+            predictor = Predictor(checkpoint, device=runtime.device)
+            for found in predictor(images):
+                sure = found.above(min_score)
+                print(json.dumps(sure.as_dict()), flush=True)
+                if to is not None:
+                    print(f"saved={draw_found(sure, to=to)}", file=sys.stderr)
             return Ending("completed", "completed", 0)
 
     return _guarded(body)
@@ -187,16 +230,48 @@ def weights_of_newest_run(config: Config) -> Path:
     return best if best.is_file() else last
 
 
+def _check_file(output: Path | None) -> None:
+    """Refuse at the start what would be found out after hours: a file that cannot be written."""
+    if output is None:
+        return
+    if output.is_dir():
+        raise ConfigError(f"--output {output} is a folder; give a file, such as {output}/final.pt.")
+    _check_folder(output.parent)
+
+
+def _check_folder(folder: Path | None, *, option: str = "--output") -> None:
+    """Make the folder, or say why it cannot be one."""
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"{option}: {folder} cannot be a folder: {error.strerror}.") from error
+
+
 def _open_run(config: Config, runtime: Runtime, checkpoint: Path | None) -> RunDirectory:
     """Return the run directory, made by rank 0. A resume without a supervisor goes on in its own."""
     path = plan_run_path(config)
     if checkpoint is not None and not os.environ.get("RUN_DIR"):
         home = checkpoint.resolve().parent.parent
-        path = home if (home / "status.json").is_file() else path
+        if (home / "status.json").is_file():
+            # Before anything of a run is written over that may have ended well.
+            state, used = load_or_fall_back(checkpoint, previous_of(checkpoint))
+            check_resumable(state, config, path=used)
+            path = home
     path = runtime.broadcast(path)
+    failure = None
     if runtime.is_main:
-        create_run_directory(path, config)
-    runtime.barrier()
+        try:
+            create_run_directory(path, config)
+        except OSError as error:
+            failure = (
+                f"The run directory {path} cannot be made: {error.strerror}; "
+                "set runtime.output_dir to a folder that can be written."
+            )
+    failure = runtime.broadcast(failure)  # nobody goes on before it is there
+    if failure is not None:
+        raise ConfigError(failure)
     return RunDirectory(path, supervised=os.environ.get("RUN_SUPERVISED") == "1")
 
 

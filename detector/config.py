@@ -6,6 +6,7 @@ is said in one sentence that names the key, the place, and the nearest key or an
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 import os
@@ -57,7 +58,14 @@ class ConfigError(ValueError):
     """The configuration is wrong. `str(error)` is one sentence: what, where, and what to write."""
 
 
-_EXAMPLES: Final[dict[type, str]] = {int: "8", float: "0.0002", bool: "true", str: "coins"}
+_NOTHING: Final = frozenset({"null", "none", "~", ""})  # what an override may write for no value
+_EXAMPLES: Final[dict[type | str, str]] = {
+    int: "8",
+    float: "0.0002",
+    bool: "true",
+    str: "data/coins",  # a path, but for
+    "model.backbone_name": "hgnetv2_n",
+}
 _STRIDE: Final = 32  # the coarsest feature map: sides must be a multiple
 
 
@@ -132,8 +140,9 @@ def find_config(
     for base in (project, project / "configs", packed_configs_dir()):
         for candidate in _spellings(text):
             path = base / candidate
-            if path.is_file():
-                return path
+            with contextlib.suppress(OSError):  # a name too long for the system
+                if path.is_file():
+                    return path
     known = list_configs(project)
     short = text.removeprefix("configs/").removesuffix(SUFFIX)
     near = difflib.get_close_matches(short, known, n=3, cutoff=0.4) or list(known[:6])
@@ -178,10 +187,27 @@ def _merged(path: Path, overrides: Sequence[str]) -> dict[str, tuple[Any, str]]:
     return values
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently replace the first."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose the section and look at its keys, before merges add to them."""
+        node = super().compose_mapping_node(anchor)
+        keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key!r} stands twice in one section", node.start_mark
+                )
+        return node
+
+
 def _read_file(path: Path) -> Iterator[tuple[str, tuple[Any, str]]]:
     try:
-        tree = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from error
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
         detail = " ".join(str(error).split())
         raise ConfigError(f"{path} is not valid YAML: {detail}.") from error
     if not isinstance(tree, dict | None):
@@ -259,7 +285,7 @@ def _convert(value: Any, hint: Any, key: str, where: str) -> Any:
     origin = typing.get_origin(hint)
     arguments = typing.get_args(hint)
     if origin in (types.UnionType, typing.Union):
-        if value is None or (isinstance(value, _Raw) and value.lower() in {"null", "none", ""}):
+        if value is None or (isinstance(value, _Raw) and value.lower() in _NOTHING):
             return None
         (hint,) = (kind for kind in arguments if kind is not types.NoneType)
         return _convert(value, hint, key, where)
@@ -274,16 +300,18 @@ def _convert(value: Any, hint: Any, key: str, where: str) -> Any:
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
         value = _parse_float(value)
     if hint is float and type(value) is int:
-        value = float(value)
+        value = _parse_float(str(value))
     if hint is str and isinstance(value, str):
         return str(value)
     if type(value) is hint:
         return value
     names = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-    raise _wrong(value, key, where, names[hint], _EXAMPLES[hint])
+    raise _wrong(value, key, where, names[hint], _EXAMPLES.get(key, _EXAMPLES[hint]))
 
 
 def _convert_names(value: Any, key: str, where: str) -> tuple[str, ...]:
+    if value is None or (isinstance(value, _Raw) and value.lower() in _NOTHING):
+        return ()
     if isinstance(value, _Raw):
         value = [part.strip() for part in value.strip("[]").split(",") if part.strip()]
     if isinstance(value, list) and all(isinstance(item, str) for item in value):
@@ -294,7 +322,7 @@ def _convert_names(value: Any, key: str, where: str) -> tuple[str, ...]:
 def _parse_scalar(text: str) -> Any:
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError):  # ValueError: the 45th of a month, a number without end
         return str(text)
 
 
@@ -326,6 +354,7 @@ def _check_values(config: Config, wheres: Mapping[str, str]) -> None:
             continue
         if not math.isfinite(value) or value < least or (greatest is not None and value > greatest):
             bound = f"at least {least}" if greatest is None else f"from {least} to {greatest}"
+            bound = "finite, " * (value == math.inf) + bound
             raise ConfigError(
                 f"{key} must be {bound}, not {value} (in {wheres.get(key, 'default')})."
             )
@@ -336,3 +365,21 @@ def _check_values(config: Config, wheres: Mapping[str, str]) -> None:
             f"data.image_size must be a multiple of {_STRIDE}, not {size}; "
             f"{max(lower, _STRIDE)} and {lower + _STRIDE} are."
         )
+    _check_weights(config, wheres)
+
+
+def _check_weights(config: Config, wheres: Mapping[str, str]) -> None:
+    """Whether the file is there is known only where it trains; what is asked for, here already."""
+    model = config.model
+    if model.weights is not None and model.backbone_weights is not None:
+        raise ConfigError(
+            "model.weights fills the backbone too, so model.backbone_weights cannot be given beside "
+            "it; set one of them to null."
+        )
+    for item in ("weights", "backbone_weights"):
+        reference = getattr(model, item)
+        if reference is not None and reference.startswith("hf://"):
+            raise ConfigError(
+                f"model.{item}={reference} (in {wheres[f'model.{item}']}): fetching from the hub "
+                "comes later; download its model.safetensors and give the path."
+            )

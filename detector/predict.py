@@ -6,7 +6,8 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 
 from detector.checkpoint import LoadedDetector, load_detector
 from detector.data.augment import resize
-from detector.data.index import Image, decode
+from detector.data.index import Image, decode, encode_png
+from detector.files import replacing
 from detector.models.detector import postprocess
+from detector.visualize import DrawnBox, draw_boxes, png_name
 
 BATCH: Final = 8
 
@@ -54,6 +57,24 @@ class Prediction:
             self.labels[:count],
             self.names[:count],
         )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON: `file`, `width`, `height`, and `predictions`, best first."""
+        rows = zip(self.boxes, self.scores, self.labels, self.names, strict=True)
+        return {
+            "file": self.file,
+            "width": self.width,
+            "height": self.height,
+            "predictions": [
+                {
+                    "box": [round(float(edge), 2) for edge in box],
+                    "score": round(float(score), 4),
+                    "label": int(label),
+                    "name": name,
+                }
+                for box, score, label, name in rows
+            ],
+        }
 
 
 class Predictor:
@@ -112,3 +133,20 @@ class Predictor:
                 )
             )
         return predictions
+
+
+def draw_found(found: Prediction, *, to: Path) -> Path:
+    """Draw the boxes on the picture; return the PNG file in the folder `to`.
+
+    Raises:
+        DataError: the picture cannot be read any more.
+    """
+    rows = zip(found.boxes.tolist(), found.labels.tolist(), found.scores, found.names, strict=True)
+    boxes = [
+        DrawnBox((x1, y1, x2, y2), label, f"{name} raw={score:.2f}")
+        for (x1, y1, x2, y2), label, score, name in rows
+    ]
+    path = to / png_name(found.file)
+    with replacing(path) as stream:
+        stream.write(encode_png(draw_boxes(decode(found.file), boxes)))
+    return path

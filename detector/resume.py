@@ -103,29 +103,52 @@ class TrainingState:
         Raises:
             CheckpointError: another network, weights only, or another global batch in mid-epoch.
         """
+        check_resumable(state, config, path=path)
         check_architecture(state, self.model, self.architecture, path=path)
-        if state["kind"] != "training":
-            raise CheckpointError(
-                f"{path} holds weights only and cannot be resumed; resume from last.pt of its run."
-            )
         progress = Progress.from_dict(state["progress"])
-        if state["global_batch"] != config.solver.batch_size and progress.step:
-            raise CheckpointError(
-                f"{path} was saved in the middle of an epoch with solver.batch_size="
-                f"{state['global_batch']}; resume with that, not {config.solver.batch_size}."
-            )
         if state["data_fingerprint"] != self.data_fingerprint and runtime.is_main:
             print("resume_warning=the data set is not the one that the checkpoint saw", flush=True)
         self.model.load_state_dict(state["model"])
         self.ema.load_state_dict(state["ema"])
         base_rates = [group["base_lr"] for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except ValueError as error:
+            raise CheckpointError(
+                f"{path} was saved with other parts of the network held fixed; resume with its "
+                "model.freeze, model.weights and model.backbone_weights."
+            ) from error
         for group, rate in zip(self.optimizer.param_groups, base_rates, strict=True):
             group["base_lr"] = rate  # the configuration's, should it have changed
         self.scaler.load_state_dict(state["scaler"])
         self.progress = progress
         if state["world_size"] == runtime.world_size:
             _set_generator_states(state["generators"][runtime.rank])
+
+
+def check_resumable(state: Mapping[str, Any], config: Config, *, path: Path) -> None:
+    """Refuse what the configuration alone shows not to go on from `state`.
+
+    Raises:
+        CheckpointError: another model, weights only, or another global batch in mid-epoch.
+    """
+    theirs = Architecture(**state["architecture"])
+    model = config.model
+    ours = Architecture(
+        model.backbone_name, theirs.num_classes, model.num_queries, model.num_denoising
+    )
+    if theirs != ours:
+        raise CheckpointError(f"{path} holds {theirs}, but the configuration asks for {ours}.")
+    if state["kind"] != "training":
+        raise CheckpointError(
+            f"{path} holds weights only and cannot be resumed; resume from last.pt of its run."
+        )
+    batch = config.solver.batch_size
+    if state["global_batch"] != batch and Progress.from_dict(state["progress"]).step:
+        raise CheckpointError(
+            f"{path} was saved in the middle of an epoch with solver.batch_size="
+            f"{state['global_batch']}; resume with that, not {batch}."
+        )
 
 
 def find_checkpoint(resume: str | None, config: Config) -> Path | None:

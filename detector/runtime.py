@@ -115,7 +115,7 @@ class Runtime:
         if not self.distributed:
             return model
         if self.device.type == "cuda":
-            model = nn.SyncBatchNorm.convert_sync_batchnorm(model)  # type: ignore[no-untyped-call]
+            synchronize_norms(model)
         return DistributedDataParallel(
             model,
             device_ids=[self.device.index] if self.device.type == "cuda" else None,
@@ -246,6 +246,16 @@ def _cgroup_cpus() -> int | None:
     if quota in {"max", "-1"}:
         return None
     return max(1, int(quota) // int(period))
+
+
+def synchronize_norms(module: nn.Module) -> None:
+    """Turn batch norms into ones with statistics over all ranks, in place; frozen ones stay frozen."""
+    for name, child in module.named_children():
+        if type(child) is nn.BatchNorm2d:  # a frozen one is of a class below it
+            converted = nn.SyncBatchNorm.convert_sync_batchnorm(child)  # type: ignore[no-untyped-call]
+            setattr(module, name, converted)
+        else:
+            synchronize_norms(child)
 
 
 def amp_dtype(device: torch.device, *, enabled: bool) -> torch.dtype | None:

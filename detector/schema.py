@@ -19,6 +19,10 @@ class ModelConfig:
     backbone_name: str = "hgnetv2_n"
     num_queries: int = 300
     num_denoising: int = 100  # noised ground truths a picture while training; 0 = off
+    weights: str | None = None  # start from this detector's file (D-FINE's, the hub's, or our .pt)
+    backbone_weights: str | None = None  # or from this backbone's, the rest from scratch
+    # auto = what the authors hold fixed of this size, where the backbone starts from a file
+    freeze: Literal["auto", "none"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,21 +134,23 @@ SECTIONS: Final[dict[str, type]] = {
     "logging": LoggingConfig,
     "evaluation": EvaluationConfig,
 }
-# Least allowed value of a number (a tuple: least and greatest).
+_SEEDS: Final = (0, 2**63 - 1)  # what torch.manual_seed takes
+# Least and greatest allowed value of a number (None: no bound). A greatest value stands where more can
+# only be a slip that would end deep inside: memory, processes, a date.
 LIMITS: Final[dict[str, tuple[float, float | None]]] = {
-    "model.num_queries": (1, None),
-    "model.num_denoising": (0, None),
-    "data.image_size": (32, None),
+    "model.num_queries": (1, 100_000),
+    "model.num_denoising": (0, 5_000),
+    "data.image_size": (32, 8192),
     "data.train_samples": (1, None),
     "data.eval_samples": (1, None),
-    "data.workers": (0, None),
+    "data.workers": (0, 256),
     "data.horizontal_flip": (0, 1),
     "data.vertical_flip": (0, 1),
     "data.photometric": (0, 1),
     "data.zoom_out": (0, 1),
     "data.iou_crop": (0, 1),
-    "data.seed": (0, None),
-    "solver.epochs": (1, None),
+    "data.seed": _SEEDS,
+    "solver.epochs": (1, 10**9),
     "solver.batch_size": (1, None),
     "solver.lr": (0, None),
     "solver.backbone_lr_factor": (0, None),
@@ -155,14 +161,14 @@ LIMITS: Final[dict[str, tuple[float, float | None]]] = {
     "solver.clip_norm": (0, None),
     "solver.ema_decay": (0, 1),
     "solver.ema_warmup": (0, None),
-    "solver.max_steps": (1, None),
+    "solver.max_steps": (1, 10**12),
     "solver.max_skipped_steps": (1, None),
     "solver.save_interval": (1, None),
     "solver.checkpoint_steps": (1, None),
-    "runtime.seed": (0, None),
+    "runtime.seed": _SEEDS,
     "runtime.amp_init_scale": (1, None),
     "runtime.max_hours": (0, None),
-    "runtime.timeout_seconds": (1, None),
+    "runtime.timeout_seconds": (1, 10**7),
     "logging.log_interval": (1, None),
     "evaluation.interval": (1, None),
     "evaluation.batch_size": (1, None),

@@ -22,6 +22,7 @@ from detector.data.loader import TrainLoader
 from detector.ema import WeightAverage
 from detector.losses import Criterion
 from detector.optim import build_optimizer, count_steps, lr_factor, set_lr
+from detector.pretrained import start_from_weights
 from detector.progress import Progress
 from detector.report import Reporter
 from detector.resume import TrainingState, carry_over, read_checkpoint
@@ -66,7 +67,7 @@ def train(
         output: copy the final averaged weights there.
 
     Raises:
-        ConfigError, DataError, CheckpointError: before the first step, in one sentence.
+        ConfigError, DataError, CheckpointError, WeightsError: before the first step, in one sentence.
         TrainingDivergedError: `solver.max_skipped_steps` in a row were not finite.
     """
     solver = config.solver
@@ -81,11 +82,16 @@ def train(
         seed=config.runtime.seed,
     )
     validator = Validator(config, runtime)
+    for part in (index, validator.index):
+        for note in part.notes:
+            report.say(f"data_note={part.name}: {note}")
+    if not len(validator.index.boxes):
+        report.say(f"data_note={validator.index.name}: no box to find, so no best checkpoint")
     total_steps = solver.epochs * loader.steps_per_epoch
     if solver.max_steps is not None:
         total_steps = min(total_steps, solver.max_steps)
 
-    state = build_state(config, index, runtime)
+    state = build_state(config, index, runtime, resuming=checkpoint is not None)
     network = runtime.wrap(state.model)
     criterion = Criterion(index.num_classes, loss=solver.loss)
     resumed_from = None
@@ -251,8 +257,15 @@ def train_epoch(
     return None
 
 
-def build_state(config: Config, index: DataIndex, runtime: Runtime) -> TrainingState:
-    """Return network, average, optimizer and scaler at the start of a run, alike on every rank."""
+def build_state(
+    config: Config, index: DataIndex, runtime: Runtime, *, resuming: bool = False
+) -> TrainingState:
+    """Return network, average, optimizer and scaler at the start of a run, alike on every rank.
+
+    Raises:
+        WeightsError: the file that `model.weights` names cannot be used; not read where a checkpoint
+            is about to replace everything.
+    """
     torch.manual_seed(config.runtime.seed)
     architecture = Architecture(
         backbone_name=config.model.backbone_name,
@@ -260,7 +273,9 @@ def build_state(config: Config, index: DataIndex, runtime: Runtime) -> TrainingS
         num_queries=config.model.num_queries,
         num_denoising=config.model.num_denoising,
     )
-    model = runtime.place(architecture.build())
+    network = architecture.build()
+    start_from_weights(network, config.model, runtime, resuming=resuming)
+    model = runtime.place(network)
     precision = amp_dtype(runtime.device, enabled=config.runtime.amp)
     return TrainingState(
         architecture=architecture,

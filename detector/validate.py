@@ -72,8 +72,8 @@ class Validator:
 
 
 def better(value: float, best: float | None) -> bool:
-    """True where `value` is a new best; a figure that is not a number never is."""
-    return math.isfinite(value) and (best is None or value > best)
+    """True where `value` is a new best; one that is not a number or -1 (nothing to find) never is."""
+    return math.isfinite(value) and value >= 0.0 and (best is None or value > best)
 
 
 def _padded(batches: Iterable[Batch | None], count: int) -> Iterable[Batch | None]:

@@ -23,6 +23,9 @@ from detector.files import replacing
 PANEL_WIDTH: Final = (480, 900)
 """A panel is at least and at most this wide, pixels; the picture is scaled to it, shape kept."""
 
+PANEL_HEIGHT: Final = 4000
+"""And at most this high: a strip of one by 4,000 pixels would become a drawing of a gigabyte."""
+
 GAP: Final = 12
 LINE: Final = 22
 FONT: Final = cv2.FONT_HERSHEY_SIMPLEX
@@ -84,13 +87,17 @@ def draw_predictions(
             title=file,
             found_title=f"predictions, score {min_score:.2f} and above: {len(found)}",
         )
-        path = Path(to) / (
-            Path(file).with_suffix("").as_posix().strip("/").replace("/", "_") + ".png"
-        )
+        path = Path(to) / png_name(file)
         with replacing(path) as stream:
             stream.write(encode_png(canvas))
         paths.append(path)
     return paths
+
+
+def png_name(file: str) -> str:
+    """The name of a drawing: the picture's path in one piece, so that two folders may have an `a.jpg`."""
+    path = Path(file).with_suffix("")
+    return "_".join(part for part in path.parts if part not in {path.anchor, ".."}) + ".png"
 
 
 def side_by_side(
@@ -122,8 +129,8 @@ def draw_boxes(image: Image, boxes: Sequence[DrawnBox]) -> Image:
     """The picture scaled to a legible width, with boxes and their texts; best last, so on top."""
     height, width = image.shape[:2]
     wide = min(max(width, PANEL_WIDTH[0]), PANEL_WIDTH[1])
-    scale = wide / width
-    high = max(1, round(height * scale))
+    scale = min(wide / width, PANEL_HEIGHT / height)
+    wide, high = max(1, round(width * scale)), max(1, round(height * scale))
     shrinks = scale < 1
     canvas: Image = cv2.resize(
         image, (wide, high), interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_CUBIC

@@ -174,7 +174,8 @@ class Detector(nn.Module):
     def freeze(self, *, stem: bool = False, norms: bool = False) -> None:
         """Hold the backbone's stem, or all of its batch norms, fixed from now on.
 
-        Call it after loading weights and before wrapping the model in DDP.
+        Call it after loading weights and before wrapping the model in DDP, which then does without
+        their gradients.
         """
         if stem:
             self.backbone.stem.requires_grad_(False)

@@ -247,8 +247,8 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def _state_of(content: object, path: Path) -> dict[str, Tensor]:
-    """Unwrap a checkpoint: ema.module, ema, model, state_dict, or the tensors themselves."""
-    for keys in (("ema", "module"), ("ema",), ("model",), ("state_dict",)):
+    """Unwrap a checkpoint: ema.module (the authors'), ema.model (ours), or what else is usual."""
+    for keys in (("ema", "module"), ("ema", "model"), ("ema",), ("model",), ("state_dict",)):
         inner: object = content
         for key in keys:
             inner = inner.get(key) if isinstance(inner, dict) else None

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from detector.data.index import Annotated, make_index
+from detector.data.index import Annotated, encode_png, make_index
 from detector.visualize import DrawnBox, colour, draw_boxes, draw_predictions, side_by_side
 
 NAMES = ("coin", "düne", "船")
@@ -109,3 +109,13 @@ def test_neighbouring_classes_have_different_colours():
 def test_a_document_about_other_pictures_is_refused(tmp_path):
     with pytest.raises(ValueError, match="other.png is not a picture of set/val"):
         draw_predictions(index(), document(files=("other.png",)), to=tmp_path)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1, 4000), (3000, 2), (1, 1), (8, 8)])
+def test_a_strip_and_a_dot_are_drawn_at_a_size_that_can_be_saved(width, height):
+    image = np.zeros((height, width, 3), np.uint8)
+    box = DrawnBox((0, 0, width, height), 0, "raw=0.50")
+    canvas = side_by_side(image, [box], [box], class_names=["dot"])
+    assert canvas.shape[0] <= 4000 + 150
+    assert canvas.shape[1] <= 2 * 900 + 50
+    assert encode_png(canvas)[:4] == b"\x89PNG"

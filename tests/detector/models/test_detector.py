@@ -10,6 +10,7 @@ from detector.losses import Criterion
 from detector.models.denoising import Denoising
 from detector.models.detector import build_detector, postprocess
 from detector.models.specs import SPECS, find_spec
+from detector.runtime import synchronize_norms
 from detector.targets import Targets
 
 # Millions, 80 classes. Published: 4, 10, 19, 31, 62 (D-FINE) and 20, 31, 42 (RT-DETRv2).
@@ -202,6 +203,14 @@ def test_frozen_norms_keep_their_statistics_and_their_state_names() -> None:
     assert list(detector.state_dict()) == names
     assert not any(parameter.requires_grad for parameter in detector.backbone.stem.parameters())
     assert detector.encoder.input_proj[0].norm.training
+
+
+def test_frozen_norms_stay_frozen_where_the_others_are_synchronised_over_ranks() -> None:
+    detector = build_detector("dfine_n", num_classes=2)
+    detector.freeze(norms=True)
+    synchronize_norms(detector)
+    assert not any(isinstance(part, nn.SyncBatchNorm) for part in detector.backbone.modules())
+    assert isinstance(detector.encoder.input_proj[0].norm, nn.SyncBatchNorm)
 
 
 def test_postprocess_scales_to_pixels_and_sorts() -> None:

@@ -136,8 +136,8 @@ def test_another_architecture_is_refused_in_one_sentence(tmp_path: Path) -> None
     with pytest.raises(CheckpointError) as caught:
         check_architecture(load_checkpoint(path), other.build(), other, path=path)
     assert str(caught.value) == (
-        f"{path} holds hgnetv2_n with 2 classes, 10 queries, but the configuration asks for "
-        "hgnetv2_n with 3 classes, 10 queries."
+        f"{path} holds hgnetv2_n with 2 classes, 10 queries and num_denoising=10, but the "
+        "configuration asks for hgnetv2_n with 3 classes, 10 queries and num_denoising=10."
     )
 
 

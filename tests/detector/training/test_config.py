@@ -39,6 +39,9 @@ def test_the_options_are_these() -> None:
         "model.backbone_name",
         "model.num_queries",
         "model.num_denoising",
+        "model.weights",
+        "model.backbone_weights",
+        "model.freeze",
         "data.format",
         "data.root",
         "data.classes",
@@ -140,6 +143,19 @@ def test_an_unknown_section_is_answered_with_the_nearest(tmp_path: Path) -> None
             "model.backbone_name=hgnetv2_q",
             "model.backbone_name in --set model.backbone_name=hgnetv2_q: There is no model 'hgnetv2_q'",
         ),
+        ("solver.lr=inf", "solver.lr must be finite, at least 0, not inf"),
+        ("solver.lr=1" + 400 * "0", "solver.lr must be finite, at least 0, not inf"),
+        ("solver.epochs=2001-13-45", "solver.epochs must be an integer, not '2001-13-45'"),
+        ("solver.lr=2001-13-45", "solver.lr must be a number, not '2001-13-45'"),
+        ("data.workers=100000", "data.workers must be from 0 to 256, not 100000"),
+        ("data.image_size=1048576", "data.image_size must be from 32 to 8192, not 1048576"),
+        ("runtime.seed=18446744073709551616", "runtime.seed must be from 0 to 9223372036854775807"),
+        ("runtime.timeout_seconds=1e30", "runtime.timeout_seconds must be from 1 to 10000000"),
+        ("model.freeze=all", "model.freeze must be one of auto, none, not 'all'"),
+        (
+            "model.weights=hf://org/name",
+            "model.weights=hf://org/name (in --set model.weights=hf://org/name): fetching from",
+        ),
         ("solver.lr", "'solver.lr' is not an override; write section.key=value"),
     ],
 )
@@ -158,6 +174,8 @@ def test_a_wrong_value_is_one_sentence(override: str, expected: str) -> None:
         ("data.root=a=b", "a=b"),
         ("data.classes=car, bus", ("car", "bus")),
         ("data.classes=[car]", ("car",)),
+        ("data.classes=null", ()),
+        ("data.root=~", None),
         ("runtime.amp=false", False),
     ],
 )
@@ -210,6 +228,28 @@ def test_an_unknown_configuration_lists_the_nearest(tmp_path: Path) -> None:
 def test_broken_yaml_is_one_sentence(tmp_path: Path) -> None:
     path = write(tmp_path / "a.yaml", "solver: [1\n")
     assert f"{path} is not valid YAML" in sentence(name=path)
+
+
+def test_a_key_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", "solver:\n  lr: 1\nsolver:\n  epochs: 2\n")
+    assert "'solver' stands twice" in sentence(name=path)
+    path = write(tmp_path / "a.yaml", "solver:\n  lr: 1\n  lr: 2\n")
+    assert "'lr' stands twice" in sentence(name=path)
+
+
+@pytest.mark.parametrize("value", ["2001-13-45", "1" + 5000 * "0"])
+def test_a_value_that_yaml_itself_stumbles_over_is_one_sentence(value: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.yaml", f"solver:\n  lr: {value}\n")
+    assert sentence(name=path).startswith(f"{path} is not valid YAML")
+
+
+def test_a_name_that_no_file_can_have_is_one_sentence(tmp_path: Path) -> None:
+    assert "There is no configuration" in sentence(name="a" * 5000)
+
+
+def test_weights_of_the_whole_and_of_the_backbone_exclude_each_other() -> None:
+    message = sentence("model.weights=a.pth", "model.backbone_weights=b.pth")
+    assert message.endswith("set one of them to null.")
 
 
 def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from detector import resume as resume_module
 from detector import train as train_module
 from detector.checkpoint import load_checkpoint, load_detector
 from detector.config import ConfigError
+from detector.data.prepare import prepare
 from detector.files import write_json
 from detector.report import Reporter
 from detector.status import STATUS_KEYS
@@ -382,3 +383,23 @@ def test_a_set_is_prepared_once(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert len(list((tmp_path / "set" / "images" / "train").iterdir())) == 2
     assert main(command) == 1
     assert "is not empty" in capsys.readouterr().err
+
+
+def test_what_was_repaired_is_said_and_nothing_to_find_gives_no_best(
+    train_here: TrainHere, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = prepare("synthetic", to=tmp_path / "set", train=4, val=2)
+    for path in (root / "labels" / "val").iterdir():
+        path.write_text("")
+    first = min((root / "labels" / "train").iterdir())
+    first.write_text(first.read_text() + first.read_text().splitlines()[0] + "\n")
+    done = train_here("run", f"data.root={root}", "solver.max_steps=1")
+    out, err = capsys.readouterr()
+    assert done.code == 0, err
+    lines = out.splitlines()
+    assert "data_note=set/train: 1 duplicate rows dropped" in lines
+    assert "data_note=set/val: no box to find, so no best checkpoint" in lines
+    assert not done.run.best.exists()
+    status = read(done.run.status)
+    assert (status["best_metric"], status["best_epoch"]) == (None, None)
+    assert status["metrics"]["AP50"] == -1.0

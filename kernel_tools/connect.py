@@ -61,6 +61,18 @@ def open_connection(
             url, token=token, kernel_name=kernel_name, attach=attach, client=client
         )
 
+    def reopen() -> Connection:
+        return open_connection(
+            target,
+            settings=settings,
+            token_env=token_env,
+            kernel_name=kernel_name,
+            attach=None,
+            client=client,
+            remote_dir=remote_dir,
+            name=name,
+        )
+
     from kernel_tools.kernels.rpc import AgentClient
 
     kernel = open_kernel(attach)
@@ -72,6 +84,7 @@ def open_connection(
         reconnect=open_kernel,
         server=server,
         runs_dir=runs_dir,
+        reopen=reopen if server is not None and attach is None else None,
     )
 
 

@@ -12,7 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.errors import ConfigurationError, KernelError, KernelLostError, NotConnectedError
+from kernel_tools.errors import (
+    ConfigurationError,
+    KernelConnectionError,
+    KernelError,
+    KernelLostError,
+    NotConnectedError,
+)
 from kernel_tools.settings import Settings, state_dir
 
 if TYPE_CHECKING:
@@ -35,8 +41,11 @@ class Connection:
     reconnect: Callable[[], RemoteKernel]
     server: LocalServer | None = None
     runs_dir: Path | None = None  # where the runs are, if on this machine
+    closed: bool = False
+    reopen: Callable[[], Connection] | None = None  # starts our own server again, if it may be
     _store: ObjectStore | None = None
     _reviving: threading.Lock = field(default_factory=threading.Lock)
+    _restarting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def where(self) -> str:
@@ -69,7 +78,14 @@ class Connection:
         return connection_view(self)._repr_mimebundle_(include, exclude)
 
     def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
-        """Call the agent. A kernel of ours that is gone is replaced once; the runs never need it."""
+        """Call the agent. A kernel or local server of ours that is gone is replaced once; the runs
+        never need it.
+
+        Raises:
+            NotConnectedError: the connection was closed; nothing is started behind the user's back.
+            KernelError, AgentError: what the name says.
+        """
+        self._make_usable()
         kernel = self.kernel
         try:
             return self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
@@ -79,6 +95,7 @@ class Connection:
 
     def get_file(self, remote_path: str, destination: Path) -> None:
         """Bring one file here, verified and whole."""
+        self._make_usable()
         self.kernel.get_file(remote_path, destination)
 
     def store(self, settings: Settings) -> ObjectStore:
@@ -87,10 +104,13 @@ class Connection:
         Raises:
             ConfigurationError: none is configured, and the kernel is elsewhere.
         """
+        from kernel_tools.stores.local import LocalStore
+
+        if isinstance(self._store, LocalStore) and not self._store.service.alive:
+            self._store.release()  # it died; the next one has its ports, keys and objects
+            self._store = None
         if self._store is None:
             self._store = open_store(settings, local=self.local)
-            from kernel_tools.stores.local import LocalStore
-
             if isinstance(self._store, LocalStore) and self.runs_dir is not None:
                 self._store.watch_runs(self.runs_dir)
         return self._store
@@ -101,6 +121,8 @@ class Connection:
         A kernel we started is stopped (no run lives in it), embedded services are ended unless another
         client or a live run needs them; what is not ours is left as it is.
         """
+        with self._restarting:
+            self.closed = True
         # A server that is down has no kernel left to stop.
         with contextlib.suppress(KernelError):
             self.kernel.close(stop_kernel=self.kernel.owned)
@@ -114,13 +136,19 @@ class Connection:
         return ended
 
     def take_over(self, new: Connection) -> None:
-        """Go on as `new`, so that runs watched through this one need not be attached again."""
+        """Go on as `new`, so that runs watched through this one need not be attached again.
+
+        It may have been closed before.
+        """
         old_kernel, old_server = self.kernel, self.server
         old_store = self._store if self.target != new.target else None  # elsewhere, another store
         with self._reviving:
             self.target, self.kernel, self.client = new.target, new.kernel, new.client
             self.reconnect, self.server = new.reconnect, new.server
-            self.runs_dir = new.runs_dir
+            self.runs_dir, self.reopen = new.runs_dir, new.reopen
+            closed, self.closed = self.closed, False
+        if closed:
+            return  # kernel, server and store were let go of then
         with contextlib.suppress(KernelError):
             old_kernel.close(stop_kernel=old_kernel.owned)
         if old_server is not None:
@@ -131,6 +159,26 @@ class Connection:
             self._store = None
             if isinstance(old_store, LocalStore):
                 old_store.release()
+
+    def _make_usable(self) -> None:
+        """Refuse what was closed; start a local server that died again, in which no run lives."""
+        again = "%remote_connect local" if self.local else "%remote_connect"
+        if not self.closed and (self.server is None or self.server.service.alive):
+            return
+        with self._restarting:  # whoever comes second finds it done, or closed meanwhile
+            if self.closed:
+                raise NotConnectedError(
+                    f"{self.name} was disconnected; its runs go on.", hint=f"{again} comes back."
+                )
+            if self.server is None or self.server.service.alive:
+                return
+            if self.reopen is None:
+                raise KernelConnectionError(
+                    "the local Jupyter server has ended, and with it the kernel that was attached;"
+                    " the runs go on.",
+                    hint=f"{again} starts a server again.",
+                )
+            self.take_over(self.reopen())
 
     def _revive(self, lost: RemoteKernel) -> None:
         with self._reviving:

@@ -10,10 +10,12 @@ import dataclasses
 import datetime as dt
 import re
 import secrets
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from kernel_tools.agent.files import clean_relative
 from kernel_tools.errors import InvalidArgumentError
 
 SCHEMA_VERSION: Final = 1
@@ -78,8 +80,13 @@ def new_run_id(name: str, *, now: dt.datetime | None = None, entropy: str | None
 
 
 def slug(text: str) -> str:
-    """Return `text` as lower-case letters, digits and single hyphens; `run` if nothing is left."""
-    plain = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    """Return `text` as lower-case letters, digits and single hyphens; `run` if nothing is left.
+
+    Accents are dropped, so that `Läufer` is `laufer`; what no plain letter stands for is a hyphen.
+    """
+    letters = unicodedata.normalize("NFKD", text.lower().replace("ł", "l"))
+    plain = "".join(letter for letter in letters if not unicodedata.combining(letter))
+    plain = re.sub(r"[^a-z0-9]+", "-", plain).strip("-")
     return plain[:LONGEST_NAME].rstrip("-") or "run"
 
 
@@ -114,6 +121,21 @@ def check_device(value: str) -> str:
     raise InvalidArgumentError(
         f"--device {value!r} is not a device.", hint="Give auto, cpu, cuda, or cards such as 0,2."
     )
+
+
+def check_artifacts(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Check that each `--artifact` stays in the work folder, as the agent does.
+
+    Raises:
+        InvalidArgumentError: one is absolute or escapes.
+    """
+    for pattern in patterns:
+        if clean_relative(pattern) is None:
+            raise InvalidArgumentError(
+                f"--artifact {pattern!r} must be a relative pattern inside the run's work folder.",
+                hint="For instance --artifact 'artifacts/*.json'.",
+            )
+    return tuple(patterns)
 
 
 def check_overrides(overrides: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from kernel_tools.errors import ConfigurationError, InvalidArgumentError
 from kernel_tools.job import (
     JobSpec,
     Limits,
+    check_artifacts,
     check_device,
     check_overrides,
     new_run_id,
@@ -89,6 +90,7 @@ class LaunchOptions:
     def __post_init__(self) -> None:
         parse_processes(self.nproc_per_node)
         check_device(self.device)
+        check_artifacts(self.artifacts)
         self.limits()
 
     def limits(self) -> Limits:

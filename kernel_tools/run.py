@@ -82,6 +82,10 @@ class Run:
         self._watcher.start()
         return self
 
+    def reconnected(self) -> None:
+        """Watch on after the connection was made anew."""
+        self._watcher.reconnected()
+
     def refresh(self) -> RunSnapshot:
         """Ask the remote now.
 
@@ -144,6 +148,8 @@ class Run:
 
         Returns at once; `wait()` waits for the end. Stopping twice, or after the end, does no harm.
         """
+        if self.snapshot.terminal:
+            return self.snapshot  # nothing is left to be asked, whether the line is up or not
         self.link.call(
             "stop", remote_dir=self.record.remote_dir, run_id=self.id, message=message, now=now
         )

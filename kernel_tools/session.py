@@ -58,6 +58,7 @@ class Session:
     def __init__(self, project_dir: Path | None = None) -> None:
         self._project_dir = project_dir
         self._connections: dict[str, Connection] = {}
+        self._disconnected: dict[str, Connection] = {}  # runs go on being watched through these
         self._runs: dict[str, Run] = {}
         self._last_run: str | None = None
 
@@ -115,9 +116,13 @@ class Session:
             name=name,
         )
         previous = self._connections.pop(connection.name, None)
+        previous = previous or self._disconnected.pop(connection.name, None)
         if previous is not None:
             previous.take_over(connection)
             connection = previous
+            for run in self._runs.values():
+                if run.link is connection:
+                    run.reconnected()
         self._connections[connection.name] = connection  # the last one made is the default
         return connection
 
@@ -151,18 +156,24 @@ class Session:
                 run.detach()
         del self._connections[connection.name]
         ended = " The local server and store were ended." if connection.close() else ""
+        self._disconnected[connection.name] = connection
         if not alive:
             return f"Disconnected from {connection.name}; none of its runs is going on.{ended}"
         return (
             f"Disconnected from {connection.name}; still running there: {', '.join(alive)}. "
-            f"%remote_connect and %remote_attach {alive[0]} come back."
+            f"%remote_connect{' local' if connection.local else ''} and "
+            f"%remote_attach {alive[0]} come back."
         )
 
     def _alive_on(self, connection: Connection) -> list[str]:
         try:
             listed = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
         except KernelToolsError:
-            return [run.id for run in self._runs.values() if not run.snapshot.terminal]
+            return [
+                run.id
+                for run in self._runs.values()
+                if run.link is connection and not run.snapshot.terminal
+            ]
         return [row["run_id"] for row in listed if row.get("agent_alive")]
 
     # Data ------------------------------------------------------------------------------------
@@ -302,15 +313,22 @@ class Session:
         Raises:
             RunNotFoundError: there is no such run, or none yet.
         """
+        wanted = None if on is None else self.connection(on)
         if run_id is None:
-            if self._last_run is None:
-                raise RunNotFoundError(
-                    "no run was launched or attached to in this session.",
-                    hint="%remote_runs lists the runs; %remote_attach RUN takes one up.",
-                )
-            return self._runs[self._last_run]
+            newest = sorted(self._runs.values(), key=lambda run: run.id == self._last_run)
+            for run in reversed(newest):
+                if wanted is None or run.link is wanted:
+                    return run
+            where = "" if on is None else f" on {on}"
+            raise RunNotFoundError(
+                f"no run was launched or attached to in this session{where}.",
+                hint="%remote_runs lists the runs; %remote_attach RUN takes one up.",
+            )
         run_id = self._complete(run_id)
-        return self._runs[run_id] if run_id in self._runs else self.attach(run_id, on=on)
+        known = self._runs.get(run_id)
+        if known is not None and (wanted is None or known.link is wanted):
+            return known
+        return self.attach(run_id, on=on)
 
     def attach(self, run_id: str, *, on: str | None = None) -> Run:
         """Take up a run again, from any notebook: its log, its figures, its end.

@@ -51,6 +51,9 @@ class Settings:
     dotenv: Mapping[str, str] = field(repr=False)
     project_dir: Path
 
+    def __reduce__(self) -> tuple[object, ...]:
+        raise TypeError("Settings hold secrets and are not pickled")
+
     def get(self, name: str) -> str | None:
         """Return the value, None where it is not set or empty."""
         return self.environ.get(name) or self.dotenv.get(name) or None

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from kernel_tools.errors import (
     KernelAuthError,
     KernelError,
+    KernelTimeoutError,
     KernelToolsError,
     WaitTimeoutError,
 )
@@ -27,6 +28,7 @@ from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce
 POLL_SECONDS: Final = 1.0
 SLOWEST_POLL_SECONDS: Final = 15.0  # after lost contact the pause doubles up to this
 POLL_BYTES: Final = 256 * 1024
+ASK_SECONDS: Final = 10.0  # how long somebody who asks for figures waits for fresh ones
 SIGNAL_SECONDS: Final = 0.5  # a wait is cut into these, so that Ctrl-C is seen on every platform
 
 Subscriber = Callable[[RunSnapshot], None]
@@ -96,6 +98,7 @@ class RunWatcher:
         with self._changed:
             self._closed = False
             if self._thread is None and not self.finished:
+                self._trouble = None  # that of an earlier watch
                 self._thread = threading.Thread(
                     target=_watch,
                     args=(weakref.ref(self), self._wake),
@@ -114,6 +117,13 @@ class RunWatcher:
     def hurry(self) -> None:
         """Poll at once instead of after the pause."""
         self._wake.set()
+
+    def reconnected(self) -> None:
+        """Watch on over a new line: what went wrong on the old one says nothing any more."""
+        with self._changed:
+            self._trouble = None
+        self.start()
+        self.hurry()
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Hand every new snapshot to `subscriber`, from the polling thread; returns the way out."""
@@ -139,12 +149,21 @@ class RunWatcher:
             return self.snapshot
 
     def refresh_or_age(self) -> RunSnapshot:
-        """Like `refresh`, but a line that is down only shows in `contact`."""
-        if not self.finished:
-            try:
-                self.refresh()
-            except KernelToolsError as error:
-                self._note_silence(error)
+        """Like `refresh`, but a line that is down only shows in `contact`, after `ASK_SECONDS`."""
+        if self.finished:
+            return self.snapshot
+        until = time.monotonic() + ASK_SECONDS
+        # The background's poll may be waiting for an answer that never comes.
+        if not self._polling.acquire(timeout=ASK_SECONDS):
+            self._note_silence(KernelTimeoutError("the remote has not answered the last poll yet."))
+            return self.snapshot
+        try:
+            while self._poll(timeout_seconds=max(1.0, until - time.monotonic())):
+                pass
+        except KernelToolsError as error:
+            self._note_silence(error)
+        finally:
+            self._polling.release()
         return self.snapshot
 
     def wait(self, timeout: float | None) -> None:
@@ -171,7 +190,7 @@ class RunWatcher:
 
     # Inside ----------------------------------------------------------------------------------
 
-    def _poll(self) -> bool:
+    def _poll(self, *, timeout_seconds: float = 60.0) -> bool:
         """Poll once; return True while there is more to read at once."""
         have = self._mirror.offsets()
         answer = self._link.call(
@@ -182,6 +201,7 @@ class RunWatcher:
             metrics_offset=have.metrics,
             steps_offset=have.steps,
             max_bytes=POLL_BYTES,
+            timeout_seconds=timeout_seconds,
         )
         text = self._mirror.write_log(answer["log"])
         metrics = self._mirror.write_rows(METRICS, answer["metrics"])

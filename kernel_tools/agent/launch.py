@@ -34,11 +34,15 @@ def launch(
     Raises:
         AgentError: the job is not valid, the run_id is taken by another job, or nothing started.
     """
-    spec = Job.from_json(job)
     root = os.path.abspath(os.path.expanduser(remote_dir))
-    run_dir = os.path.join(root, "runs", spec.run_id)
-    if not os.path.isdir(run_dir):
-        _lay(root, run_dir, job, manifest)
+    try:
+        spec = Job.from_json(job)
+        run_dir = os.path.join(root, "runs", spec.run_id)
+        if not os.path.isdir(run_dir):
+            _lay(root, run_dir, job, manifest)
+    except AgentError:
+        _discard_unused(root, secrets_file)
+        raise
     found = read_json(os.path.join(run_dir, "job.json"))
     if found is None or not same_job(found, job):
         raise AgentError(f"the run {spec.run_id} exists already, with another job")
@@ -94,6 +98,19 @@ def discard_secrets(run_dir: str) -> None:
     """Remove the run's secrets; it has ended and needs them no more."""
     with contextlib.suppress(OSError):
         os.unlink(secrets_path(run_dir))
+
+
+def _discard_unused(root: str, secrets_file: Optional[str]) -> None:
+    """Remove secrets that were sent ahead for a run that was refused, and so will never end."""
+    if secrets_file is None:
+        return
+    given = os.path.realpath(os.path.join(root, os.path.expanduser(secrets_file)))
+    folder, name = os.path.split(given)
+    if folder != os.path.realpath(os.path.join(root, "secrets")):
+        return
+    if not os.path.isdir(os.path.join(root, "runs", os.path.splitext(name)[0])):
+        with contextlib.suppress(OSError):
+            os.unlink(given)
 
 
 def run_dir_of(remote_dir: str, run_id: str) -> str:

@@ -269,6 +269,9 @@ class HeldKernel:
         remaining = max(1.0, deadline - time.monotonic())
         line = retried(self._new_line, min(remaining, CONNECT_SECONDS))
         self._line = line
+        if self._closed:  # by another thread, while this one opened it
+            self._drop_line()
+            raise KernelLostError(f"The connection to {self.description} was closed from here.")
         return line
 
     def _new_line(self) -> Line:
@@ -405,6 +408,9 @@ def named(what: str, address: ServerAddress, driver: Driver) -> Iterator[None]:
     """Turn a foreign exception into one of ours, named after what was asked."""
     try:
         yield
+    except KeyboardInterrupt:
+        # A new one: `%xmode Verbose` shows the variables of the frames below, and the URL is one.
+        raise KeyboardInterrupt from None
     except BaseException as error:
         if not _is_foreign(error, driver):
             raise

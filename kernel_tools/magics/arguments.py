@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, Final, TypeVar
@@ -16,7 +17,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import line_magic, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
-from kernel_tools.errors import InvalidArgumentError
+from kernel_tools.errors import InvalidArgumentError, KernelToolsError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -123,12 +124,28 @@ def compose(*decorators: Any) -> Any:
     return decorate
 
 
+def _in_one_line(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Show what the file system refuses (a read-only project, a full disk) in one line too."""
+
+    @functools.wraps(method)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except OSError as error:
+            where = f": {error.filename}" if error.filename else ""
+            raise KernelToolsError(
+                f"%{method.__name__}: {error.strerror or type(error).__name__}{where}."
+            ) from error
+
+    return call
+
+
 def magic(*arguments: Any) -> Callable[[Function], Function]:
     """Declare a method as a line magic with these arguments; a final `;` silences its value."""
 
     def decorate(method: Function) -> Function:
         declare = compose(output_can_be_silenced, line_magic, magic_arguments(), *arguments)
-        declared: Function = declare(method)
+        declared: Function = declare(_in_one_line(method))
         return declared
 
     return decorate

@@ -54,8 +54,7 @@ def follow(
         watcher = _PageWatcher()
     else:
         watcher = _LineWatcher()
-    deadline = None if timeout_seconds is None else clock() + timeout_seconds
-    _look_on(run, watcher, deadline, clock)
+    _look_on(run, watcher, timeout_seconds, clock)
     watcher.see(run.snapshot)
     if check:
         run.raise_for_state()
@@ -121,8 +120,9 @@ class _PageWatcher(_LineWatcher):
 
 
 def _look_on(
-    run: Run, watcher: _Watcher, deadline: float | None, clock: Callable[[], float]
+    run: Run, watcher: _Watcher, timeout_seconds: float | None, clock: Callable[[], float]
 ) -> None:
+    deadline = None if timeout_seconds is None else clock() + timeout_seconds
     said = False
     try:
         while True:
@@ -133,9 +133,13 @@ def _look_on(
             except KeyboardInterrupt:
                 said = True  # `wait` has told how to come back
                 raise
-            except WaitTimeoutError:
+            except WaitTimeoutError as error:
                 if deadline is not None and clock() >= deadline:
-                    raise
+                    # Its own text names the last slice of the waiting.
+                    raise WaitTimeoutError(
+                        f"{run.id} goes on ({run.snapshot.state.value}) after {timeout_seconds:g} s.",
+                        hint=error.hint,
+                    ) from None
             else:
                 return
     except KeyboardInterrupt:

@@ -177,6 +177,37 @@ def test_secrets_reach_the_trainer_and_no_file_or_command_line(remote, tmp_path)
                 assert secret.encode() not in stream.read(), name
 
 
+@pytest.mark.parametrize(
+    ("fields", "keywords"),
+    [
+        ({"artifacts": ["/etc/passwd"]}, {}),
+        ({}, {"manifest": {"files": {"a.py": [420, "0" * 64]}}}),
+    ],
+)
+def test_a_refused_launch_leaves_no_secrets(remote, fields, keywords):
+    kept = os.path.join(remote.root, "secrets", "no.json")
+    os.makedirs(os.path.dirname(kept))
+    with open(kept, "w", encoding="utf-8") as stream:
+        stream.write("{}")
+    with pytest.raises(AgentError):
+        remote.launch_job(remote.job("no", **fields), secrets_file="secrets/no.json", **keywords)
+    assert not os.path.exists(kept)
+    assert not os.path.exists(remote.dir("no"))
+
+
+def test_a_launch_that_is_refused_takes_no_other_runs_secrets(remote):
+    kept = os.path.join(remote.root, "secrets", "yes.json")
+    os.makedirs(os.path.dirname(kept))
+    with open(kept, "w", encoding="utf-8") as stream:
+        stream.write("{}")
+    remote.launch_job(remote.job("yes", "--steps", "1000"), secrets_file="secrets/yes.json")
+    with pytest.raises(AgentError, match="another job"):
+        remote.launch_job(remote.job("yes", "--steps", "1"), secrets_file="secrets/yes.json")
+    with pytest.raises(AgentError, match="artifacts"):
+        remote.launch_job(remote.job("yes", artifacts=["/"]), secrets_file="secrets/yes.json")
+    assert os.path.exists(kept)
+
+
 def test_a_missing_secrets_file_is_an_error(remote):
     with pytest.raises(AgentError, match="secrets file"):
         remote.launch_job(remote.job("none"), secrets_file="secrets/none.json")

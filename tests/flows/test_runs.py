@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
 from detector.status import STATUS_KEYS
+from kernel_tools.errors import NotConnectedError
 
 from .conftest import CONFIG, LONG, TINY, notebook_kernel, processes_of_run, wait_for
 
@@ -126,3 +129,21 @@ def test_photographs_train_for_twenty_steps_with_two_ranks_and_the_loss_falls(se
     ]
     assert len(losses) == 20
     assert sum(losses[-5:]) < sum(losses[:5])
+
+
+def test_the_local_server_may_be_killed_while_a_run_is_watched(session):
+    run = session.train(CONFIG, overrides=TINY)
+    killed = session.connection().server.service.service_pid
+    os.kill(killed, signal.SIGKILL)
+    assert run.wait(300).state.value == "completed"
+    assert session.connection().server.service.service_pid != killed
+
+
+def test_a_run_is_watched_on_after_disconnecting_and_connecting_again(session):
+    run = session.train(CONFIG, overrides=LONG)
+    session.disconnect()
+    with pytest.raises(NotConnectedError):
+        run.stop()
+    session.connect("local")
+    run.stop(now=True)
+    assert run.wait(60).state.value == "stopped"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_tools.errors import RunFailed, RunNotFoundError, WaitTimeoutError
+from kernel_tools.errors import KernelToolsError, RunFailed, RunNotFoundError, WaitTimeoutError
 from tests.fakes.runs import FakeRun, ended, snapshot
 from tests.fakes.shell import published
 
@@ -214,3 +214,14 @@ def test_errors_of_the_session_are_one_line_in_the_cell(loaded, session, capsys)
 def test_a_final_semicolon_silences_the_value(loaded, session, batch, capsys):
     loaded.run_cell("%remote_wait 3f2a;").raise_error()
     assert "Out[" not in capsys.readouterr().out
+
+
+def test_what_the_file_system_refuses_is_one_line(loaded, session, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError(13, "Permission denied", "/ro/.kernel_tools")
+
+    monkeypatch.setattr(session, "runs", refused, raising=False)
+    with pytest.raises(
+        KernelToolsError, match="%remote_runs: Permission denied: /ro/.kernel_tools"
+    ):
+        loaded.run_line_magic("remote_runs", "")

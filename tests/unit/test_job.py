@@ -71,3 +71,14 @@ def test_limits_must_be_above_zero():
 def test_an_unknown_launch_option_names_those_there_are():
     with pytest.raises(InvalidArgumentError, match="nproc_per_node"):
         LaunchOptions.of({"ranks": 2})
+
+
+def test_accents_leave_their_letters_in_a_run_id():
+    assert slug("Żółw läuft") == "zolw-lauft"
+
+
+@pytest.mark.parametrize("pattern", ["/etc/passwd", "../../*", "", "a\\b"])
+def test_an_artifact_outside_the_work_folder_is_refused_before_anything_is_sent(pattern):
+    with pytest.raises(InvalidArgumentError, match="--artifact"):
+        LaunchOptions(artifacts=[pattern])
+    LaunchOptions(artifacts=["artifacts/*.json"])

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import pickle
+
 import pytest
 
 from kernel_tools.errors import ConfigurationError
-from kernel_tools.settings import find_project_dir, load_settings
+from kernel_tools.settings import Settings, find_project_dir, load_settings
 
 
 def test_the_environment_wins_over_dotenv(tmp_path):
@@ -43,3 +45,8 @@ def test_the_project_is_the_nearest_marked_folder_upwards(tmp_path):
     inner = tmp_path / "notebooks/deep"
     inner.mkdir(parents=True)
     assert find_project_dir(inner) == tmp_path.resolve()
+
+
+def test_settings_are_not_pickled(tmp_path):
+    with pytest.raises(TypeError, match="not pickled"):
+        pickle.dumps(Settings({"MINIO_SECRET_KEY": "canary-canary"}, {}, tmp_path))

@@ -183,3 +183,56 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path):
     assert registry.load(RECORD.run_id) == RECORD
     assert registry.find("x-0001") == RECORD.run_id
     assert "http" not in json.dumps((registry.folder(RECORD.run_id) / "record.json").read_text())
+
+
+def test_status_does_not_wait_behind_a_poll_that_is_never_answered(run, remote, monkeypatch):
+    monkeypatch.setattr("kernel_tools.watch.ASK_SECONDS", 0.1)
+    run.refresh()
+    asked, release = threading.Event(), threading.Event()
+
+    def never(**_):
+        asked.set()
+        release.wait(20)
+        raise KernelConnectionError("no answer")
+
+    monkeypatch.setattr(remote, "answer_poll", never)
+    stuck = threading.Thread(target=run._watcher._poll_for_thread)
+    stuck.start()
+    try:
+        assert asked.wait(10)
+        assert run.status()["state"] == "training"
+        assert stuck.is_alive()
+    finally:
+        release.set()
+        stuck.join()
+
+
+def test_status_asks_with_a_deadline_of_its_own(run, remote, monkeypatch):
+    given = []
+    monkeypatch.setattr(
+        remote,
+        "call",
+        lambda function, *, timeout_seconds, **_: (
+            given.append(timeout_seconds),
+            remote.answer_poll(**_),
+        )[1],
+    )
+    run.status()
+    assert given
+    assert max(given) <= 10
+
+
+def test_stopping_a_run_that_has_ended_asks_nobody(run, remote):
+    remote.state = "completed"
+    run.refresh()
+    remote.failure = KernelConnectionError("no answer")
+    assert run.stop().state.value == "completed"
+
+
+def test_an_expired_line_says_nothing_about_the_next_one(run, remote):
+    remote.failure = KernelAuthError("expired")
+    with pytest.raises(KernelAuthError):
+        run.wait(timeout=20)
+    remote.failure, remote.state = None, "completed"
+    run.reconnected()
+    assert run.wait(timeout=20).state.value == "completed"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernel_tools.errors import RunFailed
+from kernel_tools.errors import RunFailed, WaitTimeoutError
 from kernel_tools.views import Mode, follow
 from kernel_tools.views.render import CLOCK
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
@@ -89,3 +89,9 @@ def test_disconnecting_makes_panels_static_that_nobody_updates_any_more(shell):
     first, _second, farewell = published(shell)
     assert farewell["transient"] == first["transient"]
     assert "%remote_connect" in farewell["data"]["text/plain"]
+
+
+def test_a_wait_that_gives_up_names_the_whole_time():
+    run, now = FakeRun(snapshot()), iter(range(100))
+    with pytest.raises(WaitTimeoutError, match=r"after 5 s\."):
+        follow.follow(run, mode=Mode.PLAIN, timeout_seconds=5, clock=lambda: float(next(now)))

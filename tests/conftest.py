@@ -9,6 +9,15 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+# Real servers, real training and whole networks: each test is short, together they are minutes.
+SLOW_PLACES = (
+    "tests/detector/models/test_parity.py",
+    "tests/detector/models/test_weights.py",
+    "tests/detector/training",
+    "tests/kernel",
+    "tests/services",
+    "tests/store",
+)
 PHOTOGRAPHS = ROOT.parent / "shared" / "data" / "coco128"
 
 # A shell that starts the tests in the background has SIGINT ignored, and every child would inherit that.
@@ -18,8 +27,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("JUPYTER_PLATFORM_DIRS", "1")
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if item.path.relative_to(ROOT).as_posix().startswith(SLOW_PLACES):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("shared") and not PHOTOGRAPHS.is_dir():
             item.add_marker(pytest.mark.skip(reason=f"{PHOTOGRAPHS} is absent"))
         if item.get_closest_marker("gpu") and not _has_gpu():

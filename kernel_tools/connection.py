@@ -191,6 +191,7 @@ class Connection:
                 )
             self.kernel = self.reconnect()
             self.client = type(self.client)(self.kernel, self.client.remote_dir)
+            lost.close(stop_kernel=False)
 
 
 def open_store(settings: Settings, *, local: bool) -> ObjectStore:

@@ -7,6 +7,7 @@ most once. A kernel that we did not start is never interrupted, restarted or end
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import socket
 import ssl
@@ -287,6 +288,11 @@ class HeldKernel:
                 self._driver.check_kernel(self._kernel_id)
         except KernelConnectionError:
             return
+
+    def __del__(self) -> None:
+        """Close the line of a kernel that was forgotten; the kernel itself is left as it is."""
+        with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
+            self._drop_line()
 
     def _drop_line(self) -> None:
         line, self._line = self._line, None

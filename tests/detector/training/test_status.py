@@ -89,6 +89,7 @@ def test_figures_reach_the_file_within_two_seconds_and_no_read_is_torn(tmp_path:
 
 
 def test_the_agent_knows_the_same_keys() -> None:
-    agent = pytest.importorskip("kernel_tools.agent.status")
+    from kernel_tools.agent import status as agent
+
     assert tuple(agent.STATUS_KEYS) == STATUS_KEYS
     assert agent.blank_status() == blank_status()

@@ -25,6 +25,9 @@ Image: TypeAlias = NDArray[np.uint8]
 
 BUILT_IN: Final = ("coins", "digits", "synthetic")
 
+JPEG_SUFFIXES: Final = (".jpg", ".jpeg")
+_JPEG_START, _JPEG_SCAN, _JPEG_END = b"\xff\xd8", b"\xff\xda", b"\xff\xd9"
+
 GRID: Final = 1 << 14
 """Steps a pixel of the boxes in an index; a power of two, so that dividing by it is exact."""
 
@@ -48,8 +51,9 @@ class Annotated:
         boxes: `(K, 4)` xyxy in pixels; 0 and width are the picture's outer edges.
         labels: `(K,)` class numbers.
         iscrowd: `(K,)` True where a box marks a region to ignore; None for none.
-        areas: `(K,)` object areas in square pixels that decide small, medium and large; None for
-            the boxes' own.
+        areas: `(K,)` object areas in square pixels that decide small, medium and large, NaN for the
+            box's own; None for all boxes' own.
+        image_id: what the picture is called in the source; None: its position.
     """
 
     file: str
@@ -59,6 +63,7 @@ class Annotated:
     labels: NDArray[np.int64]
     iscrowd: NDArray[np.bool_] | None = None
     areas: NDArray[np.float64] | None = None
+    image_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,11 +76,12 @@ class DataIndex:
             pictures that exist in memory only.
         files: `N` picture paths relative to `root`, forward slashes.
         class_names: the names of labels 0 to C-1.
-        image_ids: `(N,)` int64, unique.
+        category_ids: `(C,)` what the source calls labels 0 to C-1 (COCO's are sparse).
+        image_ids: `(N,)` int64, unique; COCO's own, else 0 to N-1.
         sizes: `(N, 2)` int64, width and height.
         boxes: `(T, 4)` float32 xyxy in pixels.
         labels: `(T,)` int64.
-        iscrowd: `(T,)` bool: not trained on, ignored in evaluation.
+        iscrowd: `(T,)` bool: not trained on, ignored in evaluation (COCO's crowds, VOC's difficult).
         areas: `(T,)` float64, square pixels.
         offsets: `(N + 1,)` int64: picture i owns boxes `offsets[i]:offsets[i + 1]`.
         images: decoded pictures where they were made here, else None.
@@ -86,6 +92,7 @@ class DataIndex:
     root: str
     files: tuple[str, ...]
     class_names: tuple[str, ...]
+    category_ids: tuple[int, ...]
     image_ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
     boxes: NDArray[np.float32]
@@ -118,17 +125,30 @@ class DataIndex:
         """The picture's rows in `boxes`, `labels`, `iscrowd` and `areas`."""
         return slice(int(self.offsets[position]), int(self.offsets[position + 1]))
 
-    def read_image(self, position: int) -> Image:
+    def reduction(self, position: int, least: int) -> int:
+        """By how much a picture may be decoded smaller and keep `least` pixels a side: 1, 2, 4 or 8.
+
+        Only JPEG can be, which saves most of the time of decoding it.
+        """
+        if self.images is not None or not self.files[position].lower().endswith(JPEG_SUFFIXES):
+            return 1
+        side = int(self.sizes[position].min())
+        return next((by for by in (8, 4, 2) if side // by >= least), 1)
+
+    def read_image(self, position: int, *, reduction: int = 1) -> Image:
         """Decode picture `position` to `(H, W, 3)` RGB uint8; the caller must not write into it.
 
+        With a `reduction` sides are divided by it and rounded up, where the file is a JPEG.
+
         Raises:
-            DataError: the file is gone, is no picture, or changed size since it was indexed.
+            DataError: the file is gone, is no whole picture, or changed size since it was indexed.
         """
         if self.images is not None:
             return self.images[position]
-        image = decode(self.where(position))
+        image = decode(self.where(position), reduction=reduction)
         width, height = (int(value) for value in self.sizes[position])
-        if image.shape[:2] != (height, width):
+        reduced = (-(-height // reduction), -(-width // reduction))
+        if image.shape[:2] not in {(height, width), reduced}:
             raise DataError(
                 f"{self.where(position)} decodes to {image.shape[1]}x{image.shape[0]} but its header "
                 f"says {width}x{height}; write the file anew."
@@ -177,6 +197,7 @@ class DataIndex:
         return replace(
             self,
             class_names=tuple(names),
+            category_ids=tuple(self.category_ids[self.class_names.index(name)] for name in names),
             boxes=self.boxes[kept],
             labels=labels[kept],
             iscrowd=self.iscrowd[kept],
@@ -198,6 +219,7 @@ def make_index(
     name: str,
     root: str,
     class_names: Sequence[str],
+    category_ids: Sequence[int] | None = None,
     images: Sequence[Image] | None = None,
     notes: Iterable[str] = (),
 ) -> DataIndex:
@@ -216,13 +238,19 @@ def make_index(
     boxes = column([row.boxes for row in rows], (0, 4), np.float64)
     boxes = (np.clip(boxes, 0, limits) * GRID).round().astype(np.float32) / np.float32(GRID)
     width, height = (boxes[:, 2:] - boxes[:, :2]).astype(np.float64).T
-    own_areas = np.split(width * height, np.cumsum(counts)[:-1]) if rows else []
+    areas = column(
+        [np.full(len(row.labels), np.nan) if row.areas is None else row.areas for row in rows],
+        (0,),
+        np.float64,
+    )
+    ids = [row.image_id for row in rows]
     return DataIndex(
         name=name,
         root=root,
         files=tuple(row.file for row in rows),
         class_names=tuple(class_names),
-        image_ids=np.arange(len(rows), dtype=np.int64),
+        category_ids=tuple(range(len(class_names)) if category_ids is None else category_ids),
+        image_ids=np.array(range(len(rows)) if None in ids else ids, np.int64),
         sizes=sizes,
         boxes=boxes,
         labels=column([row.labels for row in rows], (0,), np.int64),
@@ -234,14 +262,7 @@ def make_index(
             (0,),
             np.bool_,
         ),
-        areas=column(
-            [
-                own if row.areas is None else row.areas
-                for row, own in zip(rows, own_areas, strict=True)
-            ],
-            (0,),
-            np.float64,
-        ),
+        areas=np.where(np.isnan(areas), width * height, areas),
         offsets=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
         images=None if images is None else tuple(images),
         notes=tuple(notes),
@@ -252,8 +273,8 @@ def build_index(data: DataConfig, split: Split) -> DataIndex:
     """The table for one split of the configured data.
 
     `data.root` null with a built-in `data.format` makes the pictures in memory. A root is read as
-    `data.format` says, `auto` and the built-in names meaning what `prepare` writes: a YOLO folder.
-    `data.train_samples` and `data.eval_samples` are how many pictures to make, or keep of a folder.
+    `data.format` says; `auto` and the built-in names mean what lies there.
+    `data.train_samples` and `data.eval_samples` are how many pictures to make, or read of a folder.
 
     Raises:
         DataError: nothing usable there, in one sentence.
@@ -265,7 +286,7 @@ def build_index(data: DataConfig, split: Split) -> DataIndex:
     if data.root is None:
         if data.format not in BUILT_IN:
             raise DataError(
-                "data.root is not set: give the folder with data.yaml (--set data.root=PATH), or use "
+                "data.root is not set: give the data set's folder (--set data.root=PATH), or use "
                 f"a built-in set (--set data.format={BUILT_IN[0]}, or {', '.join(BUILT_IN[1:])})."
             )
         index = toy.make(data.format, split, count=count, seed=data.seed)
@@ -273,28 +294,64 @@ def build_index(data: DataConfig, split: Split) -> DataIndex:
         hint = ""
         if data.format in BUILT_IN:
             hint = f" (write it with: python -m detector prepare {data.format} --to {data.root})"
-        index = formats.read(data.root, split, hint=hint).head(count)
+        named = data.train_annotations is not None or data.val_annotations is not None
+        index = formats.read(
+            data.root,
+            split,
+            data_format="coco" if named and data.format == "auto" else data.format,
+            seed=data.seed,
+            limit=count,
+            annotations=data.train_annotations if split == "train" else data.val_annotations,
+            images=data.train_images if split == "train" else data.val_images,
+            hint=hint,
+        )
     return index.keep_classes(data.classes)
 
 
-def decode(path: str) -> Image:
+def check_same_classes(train: DataIndex, val: DataIndex) -> None:
+    """Raise DataError where the splits, each with names of its own, do not number classes alike."""
+    if train.class_names != val.class_names:
+        raise DataError(
+            f"{train.name} has the classes {listed(train.class_names)}, but {val.name} has "
+            f"{listed(val.class_names)}; list the same in both, in the same order, or choose some with "
+            "data.classes."
+        )
+
+
+def decode(path: str, *, reduction: int = 1) -> Image:
     """Read a picture as `(H, W, 3)` RGB uint8: EXIF rotation applied, alpha dropped, grey tripled.
 
+    With a `reduction` of 2, 4 or 8 a JPEG is decoded to that part of its sides, rounded up.
+
     Raises:
-        DataError: the file cannot be read or is no picture.
+        DataError: the file cannot be read, is cut off, or is no picture.
     """
     import cv2
 
     try:
         with open(path, "rb") as file:
-            data = np.frombuffer(file.read(), np.uint8)
+            data = file.read()
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from error
-    image = cv2.imdecode(data, cv2.IMREAD_COLOR) if data.size else None
+    if _cut_off(data):
+        raise DataError(f"{path} is cut off after {len(data)} bytes; copy it anew, or remove it.")
+    rgb = getattr(cv2, "IMREAD_COLOR_RGB", None)  # OpenCV 4.11
+    reduced = 8 * reduction if reduction > 1 and data.startswith(_JPEG_START) else 0
+    flags = reduced | (cv2.IMREAD_COLOR if rgb is None else rgb)
+    image = cv2.imdecode(np.frombuffer(data, np.uint8), flags) if data else None
     if image is None:
-        raise DataError(f"{path} is not a picture that OpenCV can decode ({data.size} bytes).")
-    rgb: Image = cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
-    return rgb
+        raise DataError(f"{path} is not a picture that OpenCV can decode ({len(data)} bytes).")
+    decoded: Image = image if rgb is not None else cv2.cvtColor(image, cv2.COLOR_BGR2RGB)
+    return decoded
+
+
+def _cut_off(data: bytes) -> bool:
+    """True for a JPEG or PNG without its end, of which some decoders make a half grey picture."""
+    if data.startswith(_JPEG_START):
+        # A preview inside has an end too, but before the last scan begins; padding may follow.
+        whole = data.endswith(_JPEG_END) or data.rfind(_JPEG_END) > data.rfind(_JPEG_SCAN)
+        return not whole
+    return data.startswith(b"\x89PNG") and b"IEND" not in data[-4096:]
 
 
 def encode_png(image: Image) -> bytes:

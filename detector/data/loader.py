@@ -3,133 +3,36 @@
 The order of an epoch is a pure function of (seed, epoch), the pixels of a sample of (seed, epoch,
 picture): a run that was killed goes on with the very batches it would have had, on any number of
 ranks. Pictures leave as uint8; the device divides by 255.
+
+What cannot be read when the index is made stops the run before it starts. A file that is broken behind
+its header, or vanishes later, does not end a night: the next picture takes its place, it is said and
+counted, and only more than `data.max_unreadable` of them end the run.
 """
 
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
-from detector.data.augment import Augmentation, Sample, resize
-from detector.data.index import DataError, DataIndex, Image
-from detector.targets import Targets
+from detector.data.augment import Augmentation, Schedule, mosaic_side, training_side
+from detector.data.index import DataError, DataIndex
+from detector.data.samples import EVALUATION, ORDER, Batch, Key, Samples, Unreadable
 
 if TYPE_CHECKING:
     from detector.config import DataConfig
 
+__all__ = ["Batch", "EvalLoader", "TrainLoader"]
+
 CACHE_BYTES: Final = 1 << 30
 """Decoded pictures kept in memory by all loader processes of all ranks together (`data.cache: auto`)."""
-
-ORDER, PIXELS = 0, 1  # streams of random numbers
-EVALUATION: Final = -1  # the epoch of a sample that is not augmented
-
-Key = tuple[int, int]
-"""(epoch, position in the index)."""
-
-
-class Batch(NamedTuple):
-    """What the loop gets.
-
-    Attributes:
-        images: `(B, 3, S, S)` uint8 RGB.
-        targets: boxes as fractions of the picture, padded; crowds are not in it.
-        image_ids: `(B,)` int64, as in the index.
-        original_sizes: `(B, 2)` int64, width and height on disk.
-    """
-
-    images: Tensor
-    targets: Targets
-    image_ids: Tensor
-    original_sizes: Tensor
-
-    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Batch:
-        """The batch with pictures and targets on `device`; ids and sizes stay on the CPU."""
-        return Batch(
-            self.images.to(device, non_blocking=non_blocking),
-            self.targets.to(device, non_blocking=non_blocking),
-            self.image_ids,
-            self.original_sizes,
-        )
-
-    def pin_memory(self) -> Batch:
-        """The batch in page-locked memory (called by torch's loader)."""
-        return Batch(
-            self.images.pin_memory(),
-            Targets(*(part.pin_memory() for part in self.targets)),
-            self.image_ids,
-            self.original_sizes,
-        )
-
-
-class Samples(Dataset[tuple[Sample, int]]):
-    """Samples of an index by (epoch, position); decoded pictures are kept where they fit."""
-
-    def __init__(
-        self,
-        index: DataIndex,
-        *,
-        size: int,
-        seed: int = 0,
-        augmentation: Augmentation | None = None,
-        cache: bool = False,
-    ) -> None:
-        self.index = index
-        self.size = size
-        self.seed = seed
-        self.augmentation = augmentation
-        self._cache: dict[int, Image] | None = {} if cache and index.images is None else None
-
-    def __getitem__(self, key: Key) -> tuple[Sample, int]:
-        """The sample, of the network's size, and its position."""
-        epoch, position = key
-        sample = self._read(position)
-        if self.augmentation is not None and epoch != EVALUATION:
-            rng = np.random.default_rng([self.seed, PIXELS, epoch, position])
-            return self.augmentation(sample, rng, size=self.size), position
-        height, width = sample.image.shape[:2]
-        scale = np.array([self.size / width, self.size / height] * 2, np.float32)
-        return Sample(
-            resize(sample.image, self.size), sample.boxes * scale, sample.labels
-        ), position
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def _read(self, position: int) -> Sample:
-        image = None if self._cache is None else self._cache.get(position)
-        if image is None:
-            image = self.index.read_image(position)
-            if self._cache is not None:
-                self._cache[position] = image
-        rows = self.index.rows(position)
-        sample = Sample(image, self.index.boxes[rows], self.index.labels[rows])
-        return sample.keep(~self.index.iscrowd[rows])
-
-    def batch(self, samples: Sequence[tuple[Sample, int]]) -> Batch:
-        """Pack samples; for the same samples the same bytes."""
-        size = self.size
-        images = np.empty((len(samples), 3, size, size), np.uint8)
-        for row, (sample, _) in enumerate(samples):
-            images[row] = sample.image.transpose(2, 0, 1)
-        positions = np.array([position for _, position in samples], np.int64)
-        return Batch(
-            images=torch.from_numpy(images),
-            targets=Targets.pad(
-                [torch.from_numpy(_fractions(sample.boxes, size)) for sample, _ in samples],
-                [torch.from_numpy(sample.labels) for sample, _ in samples],
-            ),
-            image_ids=torch.from_numpy(self.index.image_ids[positions]),
-            original_sizes=torch.from_numpy(self.index.sizes[positions]),
-        )
 
 
 class TrainLoader:
@@ -148,8 +51,10 @@ class TrainLoader:
         rank: int = 0,
         world_size: int = 1,
         seed: int = 0,
+        epochs: int | None = None,
+        max_steps: int | None = None,
     ) -> None:
-        """See the class.
+        """See the class; `epochs` and `max_steps` are the run's, which end the strong augmentation.
 
         Raises:
             ValueError: the global batch cannot be divided over the ranks.
@@ -165,20 +70,45 @@ class TrainLoader:
             )
         if not len(index.boxes):
             raise DataError(f"{index.name} has no box in any of its {len(index)} pictures.")
+        if epochs is not None and max_steps is not None:
+            epochs = min(epochs, -(-max_steps // self.steps_per_epoch))
         self.index = index
         self.seed = seed
+        self.schedule = Schedule.from_config(config, epochs=epochs)
+        self._config = config
         self._share = global_batch // world_size
         self._global_batch = global_batch
         self._rank = rank
+        self._unreadable = Unreadable(
+            index, share=config.max_unreadable, consequence="The next one takes its place."
+        )
         self._source = _Source(
             Samples(
                 index,
                 size=config.image_size,
                 seed=seed,
-                augmentation=Augmentation.from_config(config),
-                cache=_cache_fits(index, config, world_size),
+                schedule=self.schedule,
+                cache=_cache_fits(index, config, world_size, self.schedule.full),
             ),
             workers=config.workers,
+        )
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """A sentence for each picture that this rank could not read so far."""
+        return tuple(self._unreadable.sentences)
+
+    def side(self, epoch: int, step: int) -> int:
+        """The side that the pictures of a step are to be resized to on the device, on every rank."""
+        config = self._config
+        if not config.multi_scale or not self.schedule.is_strong(epoch):
+            return config.image_size
+        return training_side(
+            self.seed,
+            epoch=epoch,
+            step=step,
+            image_size=config.image_size,
+            spread=config.multi_scale,
         )
 
     def order(self, epoch: int) -> NDArray[np.int64]:
@@ -192,13 +122,17 @@ class TrainLoader:
         return self.order(epoch)[first : first + self._share]
 
     def epoch(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
-        """This rank's batches of an epoch from `start_step` on."""
+        """This rank's batches of an epoch from `start_step` on.
+
+        Raises:
+            DataError: while iterating, too many pictures cannot be read.
+        """
         order = self.order(epoch)
         plan = []
         for step in range(start_step, self.steps_per_epoch):
             first = step * self._global_batch + self._rank * self._share
             plan.append([(epoch, int(p)) for p in order[first : first + self._share]])
-        return self._source.batches(plan)
+        return map(self._unreadable.check, self._source.batches(plan))
 
     def close(self) -> None:
         """End the worker processes; the next epoch would start new ones."""
@@ -206,7 +140,10 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Every picture once over all ranks, in order, never padded: ranks may differ in steps."""
+    """Every picture once over all ranks, in order, never padded: ranks may differ in steps.
+
+    A picture that cannot be read is left out, and so counts as one in which nothing was found.
+    """
 
     def __init__(
         self,
@@ -224,17 +161,29 @@ class EvalLoader:
             [(EVALUATION, position) for position in mine[first : first + batch_size]]
             for first in range(0, len(mine), batch_size)
         ]
+        self._unreadable = Unreadable(
+            index, share=config.max_unreadable, consequence="Nothing counts as found in it."
+        )
         self._source = _Source(
-            Samples(index, size=config.image_size, cache=_cache_fits(index, config, world_size)),
+            Samples(
+                index, size=config.image_size, cache=_cache_fits(index, config, world_size, None)
+            ),
             workers=config.workers,
         )
 
     def __len__(self) -> int:
-        """This rank's batches."""
+        """This rank's batches, where all pictures can be read."""
         return len(self._plan)
 
     def __iter__(self) -> Iterator[Batch]:
-        return self._source.batches(self._plan)
+        for batch in map(self._unreadable.check, self._source.batches(self._plan)):
+            if len(batch.images):
+                yield batch
+
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """A sentence for each picture that this rank could not read so far."""
+        return tuple(self._unreadable.sentences)
 
     def close(self) -> None:
         """End the worker processes; the next pass would start new ones."""
@@ -306,14 +255,21 @@ def _single_threaded(worker: int) -> None:  # noqa: ARG001
     cv2.setNumThreads(0)
 
 
-def _cache_fits(index: DataIndex, config: DataConfig, world_size: int) -> bool:
+def _cache_fits(
+    index: DataIndex, config: DataConfig, world_size: int, augmentation: Augmentation | None
+) -> bool:
+    """True where all pictures, as large as they are decoded, fit into memory (or must be kept)."""
     if config.cache != "auto":
         return config.cache == "ram"
+    size = config.image_size
+    sides = set()
+    if augmentation is not None:
+        sides.add(augmentation.least_side(size))
+        if augmentation.mosaic:
+            sides.add(mosaic_side(size))
+    pixels = 0.0
+    for position, area in enumerate(index.sizes.prod(1).tolist()):
+        reductions = {index.reduction(position, side) for side in sides} or {1}
+        pixels += sum(area / reduction**2 for reduction in reductions)
     copies = max(1, config.workers) * world_size
-    return int(index.sizes.prod(1).sum()) * 3 * copies <= CACHE_BYTES
-
-
-def _fractions(boxes: NDArray[np.float32], size: int) -> NDArray[np.float32]:
-    """`(K, 4)` xyxy pixels to centre, width and height as fractions."""
-    low, high = boxes[:, :2] / size, boxes[:, 2:] / size
-    return np.concatenate([(low + high) / 2, high - low], axis=1).astype(np.float32)
+    return pixels * 3 * copies <= CACHE_BYTES

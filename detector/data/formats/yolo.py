@@ -1,4 +1,4 @@
-"""Data sets as they lie on disk, read into the one table. Today: YOLO folders.
+"""YOLO folders.
 
     data.yaml            path, train, val, names
     images/<split>/...   pictures
@@ -15,40 +15,41 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import yaml
-from PIL import Image as PillowImage
-from PIL import UnidentifiedImageError
+from numpy.typing import NDArray
 
-from detector.data.index import Annotated, DataError, DataIndex, Split, listed, make_index
+from detector.data.formats.pictures import (
+    OVERHANG,
+    Object,
+    annotate,
+    find_pictures,
+    read_headers,
+    relative,
+    sentences,
+)
+from detector.data.index import DataError, DataIndex, Split, listed, make_index
 
-SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".webp", ".tif", ".tiff"})
-DESCRIPTIONS = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
-SPLIT_KEYS: Mapping[Split, tuple[str, ...]] = {"train": ("train",), "val": ("val", "valid")}
-EXIF_ORIENTATION, EXIF_QUARTER_TURNS = 0x0112, frozenset({5, 6, 7, 8})
-
-# A box may leave the picture by rounding (six digits of a fraction) or by an annotator's hand;
-# beyond this it is a file in pixels, not fractions.
-OVERHANG = 0.5
+DESCRIPTIONS: Final = ("data.yaml", "data.yml", "dataset.yaml", "dataset.yml")
+SPLIT_KEYS: Final[Mapping[Split, tuple[str, ...]]] = {"train": ("train",), "val": ("val", "valid")}
 
 
-def read(root: str | os.PathLike[str], split: Split, *, hint: str = "") -> DataIndex:
-    """Read one split of the data set at `root`: its folder, or its data.yaml.
+def find_description(path: Path) -> Path | None:
+    """The data.yaml of a folder, or the file itself where it is one; None where there is none."""
+    if path.suffix in {".yaml", ".yml"} and path.is_file():
+        return path
+    return next((path / name for name in DESCRIPTIONS if (path / name).is_file()), None)
 
-    Args:
-        root: relative paths start at the working directory.
-        split: `train` or `val`.
-        hint: appended to the sentence that says that the folder is absent.
+
+def read(path: Path, split: Split, *, limit: int | None = None) -> DataIndex:
+    """Read one split of the folder (or data.yaml) `path`, at most its first `limit` pictures.
 
     Raises:
         DataError: in one sentence, naming the file and, for a label, its line.
     """
-    path = Path(root).expanduser()
-    if not path.exists():
-        raise DataError(f"The data set {path} does not exist{hint}.")
-    description = path if path.is_file() else _find_description(path)
+    description = find_description(path)
     if description is None:
         raise DataError(
             f"{path} is not a YOLO folder: it has no {DESCRIPTIONS[0]} with train, val and names."
@@ -56,7 +57,7 @@ def read(root: str | os.PathLike[str], split: Split, *, hint: str = "") -> DataI
     content = _load_yaml(description)
     names = _class_names(content, description)
     base, places = _split_places(content, description, split)
-    pictures = sorted({picture for place in places for picture in _pictures(place, base)})
+    pictures = sorted({picture for place in places for picture in _pictures(place, base)})[:limit]
     if not pictures:
         raise DataError(
             f"{description}: no pictures for {split!r} in {listed([str(p) for p in places])}."
@@ -64,22 +65,20 @@ def read(root: str | os.PathLike[str], split: Split, *, hint: str = "") -> DataI
 
     notes: Counter[str] = Counter()
     rows, unlabelled = [], 0
-    for picture in pictures:
-        width, height = _size(picture)
+    for picture, header in zip(pictures, read_headers(pictures), strict=True):
         labels = label_path(picture)
         if labels.is_file():
             boxes, classes = read_labels(labels, num_classes=len(names), notes=notes)
         else:
             boxes, classes = np.zeros((0, 4)), np.zeros(0, np.int64)
             unlabelled += 1
+        boxes = boxes * (header.width, header.height, header.width, header.height)
+        objects = [
+            Object(tuple(box), label)
+            for box, label in zip(boxes.tolist(), classes.tolist(), strict=True)
+        ]
         rows.append(
-            Annotated(
-                file=_relative(picture, base),
-                width=width,
-                height=height,
-                boxes=boxes * (width, height, width, height),
-                labels=classes,
-            )
+            annotate(relative(picture, base), header, objects, place=str(labels), notes=notes)
         )
     if unlabelled == len(pictures):
         raise DataError(
@@ -93,7 +92,7 @@ def read(root: str | os.PathLike[str], split: Split, *, hint: str = "") -> DataI
         name=f"{base.resolve().name}/{split}",
         root=str(base),
         class_names=names,
-        notes=[f"{count} {what}" for what, count in sorted(notes.items())],
+        notes=sentences(notes),
     )
 
 
@@ -109,7 +108,7 @@ def label_path(picture: Path) -> Path:
 
 def read_labels(
     path: Path, *, num_classes: int, notes: Counter[str] | None = None
-) -> tuple[np.ndarray[Any, np.dtype[np.float64]], np.ndarray[Any, np.dtype[np.int64]]]:
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Read one label file: boxes `(K, 4)` xyxy as fractions of the picture, classes `(K,)`.
 
     A row is `class cx cy w h`, or `class x1 y1 x2 y2 x3 y3 ...`, a polygon, taken by its bounds.
@@ -169,14 +168,10 @@ def _parse_row(words: Sequence[str], place: str, num_classes: int) -> tuple[floa
     return (label, *(min(max(edge, 0.0), 1.0) for edge in edges))
 
 
-def _find_description(folder: Path) -> Path | None:
-    return next((folder / name for name in DESCRIPTIONS if (folder / name).is_file()), None)
-
-
 def _load_yaml(path: Path) -> Mapping[str, Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8-sig"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise DataError(f"{path} is not readable YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(content, Mapping):
         raise DataError(f"{path} must be a mapping with train, val and names.")
@@ -256,7 +251,11 @@ def _climb(item: str) -> str:
 
 def _pictures(place: Path, base: Path) -> Iterator[Path]:
     if place.is_file():
-        for line in place.read_text(encoding="utf-8-sig").splitlines():
+        try:
+            text = place.read_bytes().decode("utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{place} is not a readable list of pictures: {error}.") from error
+        for line in text.splitlines():
             if not line.strip():
                 continue
             start = place.parent if line.startswith("./") else base
@@ -265,28 +264,4 @@ def _pictures(place: Path, base: Path) -> Iterator[Path]:
                 raise DataError(f"{place} lists {line.strip()}, but there is no {picture}.")
             yield picture
         return
-    for folder, folders, files in os.walk(place, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in files:
-            if os.path.splitext(name)[1].lower() in SUFFIXES and not name.startswith("."):
-                yield Path(folder, name)
-
-
-def _size(picture: Path) -> tuple[int, int]:
-    """Width and height as the decoder sees them, from the header alone."""
-    try:
-        with PillowImage.open(picture) as image:
-            width, height = image.size
-            # Pillow decodes a whole PNG in search of EXIF that did not stand before the pixels
-            has_exif = image.format != "PNG" or "exif" in image.info
-            turned = has_exif and image.getexif().get(EXIF_ORIENTATION) in EXIF_QUARTER_TURNS
-    except (OSError, UnidentifiedImageError, SyntaxError, ValueError) as error:
-        raise DataError(f"{picture} is not a readable picture.") from error
-    return (height, width) if turned else (width, height)
-
-
-def _relative(picture: Path, base: Path) -> str:
-    try:
-        return picture.relative_to(base).as_posix()
-    except ValueError:
-        return picture.as_posix()
+    yield from find_pictures(place)

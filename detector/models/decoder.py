@@ -85,7 +85,7 @@ class QuerySelection(nn.Module):
         count = min(self.num_queries, tokens.shape[1])
         chosen = logits.max(-1).values.topk(count, 1).indices[..., None]
         tokens = tokens.gather(1, chosen.expand(-1, -1, tokens.shape[-1]))
-        prior = prior.expand(len(memory), -1, -1).gather(1, chosen.expand(-1, -1, 4))
+        prior = prior.expand(memory.shape[0], -1, -1).gather(1, chosen.expand(-1, -1, 4))
         logits = logits.gather(1, chosen.expand(-1, -1, logits.shape[-1]))
         return Selected(tokens.detach(), full(self.box_head(tokens)) + prior, full(logits))
 

@@ -6,6 +6,7 @@ generator on the CPU, so it is a pure function of the generator's seed on every 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -74,8 +75,15 @@ class Denoising(nn.Module):
         self.box_noise = box_noise
         self.class_embed = nn.Embedding(num_classes + 1, dim, padding_idx=num_classes)
 
-    def forward(self, targets: Targets, generator: torch.Generator | None) -> NoisedQueries | None:
-        """Noised queries for a batch, or None when there is nothing to noise."""
+    def forward(
+        self,
+        targets: Targets,
+        generator: torch.Generator | Sequence[torch.Generator] | None,
+    ) -> NoisedQueries | None:
+        """Noised queries for a batch, or None when there is nothing to noise.
+
+        With one generator a picture, a picture's noise does not depend on its place in the batch.
+        """
         rows = targets.boxes.shape[1]
         if self.count <= 0 or rows == 0:
             return None
@@ -85,7 +93,7 @@ class Denoising(nn.Module):
         labels = labels.repeat(1, 2 * groups)
         negative = torch.arange(labels.shape[1], device=labels.device) // rows % 2
 
-        uniform = torch.rand(*labels.shape, 10, generator=generator).to(labels.device)
+        uniform = _uniform((*labels.shape, 10), generator).to(labels.device)
         flip = (uniform[..., 0] < self.label_noise / 2) & (labels < self.num_classes)
         random_labels = (uniform[..., 1] * self.num_classes).long().clamp(max=self.num_classes - 1)
         labels = torch.where(flip, random_labels, labels)
@@ -96,3 +104,12 @@ class Denoising(nn.Module):
         corners = (cxcywh_to_xyxy(boxes) + shift * half.repeat(1, 1, 2)).clamp(0, 1)
         references = inverse_sigmoid(xyxy_to_cxcywh(corners))
         return NoisedQueries(self.class_embed(labels), references, groups)
+
+
+def _uniform(
+    shape: tuple[int, ...], generator: torch.Generator | Sequence[torch.Generator] | None
+) -> Tensor:
+    """Random numbers in 0..1 on the CPU; from a sequence of generators, one for each first index."""
+    if generator is None or isinstance(generator, torch.Generator):
+        return torch.rand(shape, generator=generator)
+    return torch.stack([torch.rand(shape[1:], generator=one) for one in generator])

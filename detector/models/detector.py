@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,19 +131,19 @@ class Detector(nn.Module):
         self,
         images: Tensor,
         targets: Targets | None = None,
-        generator: torch.Generator | None = None,
+        generator: torch.Generator | Sequence[torch.Generator] | None = None,
     ) -> DetectorOutput:
         """Detect.
 
         Args:
             images: (B, 3, H, W) in 0..1, sides divisible by the coarsest stride.
             targets: on the same device; in training mode their noised copies are denoised.
-            generator: CPU generator of that noise; torch's default one without it.
+            generator: CPU generator of that noise, or one a picture; torch's default one without.
         """
         maps = self.encoder(self.backbone(images))
         if self.decoder_proj:
             maps = [project(level) for project, level in zip(self.decoder_proj, maps, strict=True)]
-        shapes = [(level.shape[-2], level.shape[-1]) for level in maps]
+        shapes = [(int(level.shape[-2]), int(level.shape[-1])) for level in maps]
         memory = torch.cat([to_tokens(level) for level in maps], 1)
 
         selected = self.selection(memory, shapes)

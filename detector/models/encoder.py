@@ -46,7 +46,7 @@ class AIFI(nn.Module):
 
     def forward(self, maps: Tensor) -> Tensor:
         """(B, dim, H, W) in and out, contiguous."""
-        _, dim, height, width = maps.shape
+        dim, height, width = map(int, maps.shape[1:])  # fixed in an export
         tokens = to_tokens(maps)
         positions = sine_positions(height, width, dim, maps.device, maps.dtype)
         tokens = self.norm1(tokens + self.self_attn(tokens, positions))
@@ -171,4 +171,4 @@ class HybridEncoder(nn.Module):
 
 def _enlarge(coarse: Tensor, like: Tensor) -> Tensor:
     """Nearest neighbour to the finer level's size (twice as large where sides divide evenly)."""
-    return F.interpolate(coarse, size=like.shape[-2:], mode="nearest")
+    return F.interpolate(coarse, size=[int(side) for side in like.shape[-2:]], mode="nearest")

@@ -92,9 +92,10 @@ def sample_by_matrix(
     batch, _, heads, channels = value.shape
     queries = locations.shape[1]
     rows = _pad(full(value), shapes).reshape(-1, channels)
-    mixed: Tensor = _SparseSample.apply(  # type: ignore[no-untyped-call]
-        rows, full(locations), full(weights), tuple(shapes), tuple(points)
-    )
+    with torch.autocast("cpu", enabled=False):  # there is no sparse product in half precision
+        mixed: Tensor = _SparseSample.apply(  # type: ignore[no-untyped-call]
+            rows, full(locations), full(weights), tuple(shapes), tuple(points)
+        )
     return mixed.view(batch, queries, heads * channels).to(value.dtype)
 
 

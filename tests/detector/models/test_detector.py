@@ -66,6 +66,27 @@ def test_fewer_tokens_than_queries_uses_them_all(name: str, side: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["dfine_n", "rtdetrv2_r18"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_at_its_ends_gives_finite_boxes_and_losses(
+    name: str, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    detector = no_dropout_train(build_detector(name, num_classes=3, num_queries=12))
+    with torch.no_grad():  # distributions and moves of boxes near the largest number of the type
+        for head in [*detector.decoder.box_heads, detector.selection.box_head]:
+            head.layers[-1].bias.normal_(std=1e5).clamp_(-60000, 60000)
+    wanted = targets(2, 1)
+    with torch.autocast("cpu", dtype=dtype):
+        output = detector(torch.rand(2, 3, 64, 64), wanted, torch.Generator().manual_seed(1))
+        losses = Criterion(3)(output, wanted)
+    for decoded in (output.decoded, output.denoised):
+        assert decoded.boxes.dtype == torch.float32
+        assert torch.isfinite(decoded.boxes).all()
+        assert torch.isfinite(decoded.logits).all()
+    assert all(torch.isfinite(value) for value in losses.values()), losses
+
+
+@pytest.mark.parametrize("name", ["dfine_n", "rtdetrv2_r18"])
 @pytest.mark.parametrize("counts", [(0, 0), (0, 3), (2, 1)])
 def test_every_parameter_gets_a_finite_gradient(name: str, counts: tuple[int, ...]) -> None:
     torch.manual_seed(0)

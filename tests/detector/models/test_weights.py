@@ -18,7 +18,6 @@ from detector.models.weights import (
     export_state,
     load_backbone,
     load_weights,
-    resolve_reference,
 )
 from tests.detector.models.reference import build_reference, perturb
 
@@ -157,6 +156,18 @@ def test_older_spellings_are_understood(tmp_path: Path) -> None:
     assert same(source, target)
 
 
+def test_the_averaged_weights_are_taken_where_a_file_has_both(tmp_path: Path) -> None:
+    source, plain, target = detector(), detector(seed=1), detector(seed=2)
+    content = {
+        "model": export_state(plain, "original"),
+        "ema": {"module": export_state(source, "original"), "updates": 7},
+        "optimizer": {"state": {}, "param_groups": [{"lr": 0.1}]},
+    }
+    torch.save(content, tmp_path / "model.pth")
+    load_weights(target, tmp_path / "model.pth")
+    assert same(source, target)
+
+
 def test_a_tied_copy_serves_where_the_decoders_own_is_left_out(tmp_path: Path) -> None:
     source, target = detector(), detector(seed=1)
     state = {
@@ -185,7 +196,10 @@ def test_other_classes_start_the_heads_afresh_and_say_which(tmp_path: Path) -> N
     assert target.selection.score_head.bias[0].item() == pytest.approx(-0.6931, abs=1e-4)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [*NAMES, *(pytest.param(n, marks=pytest.mark.campaign) for n in SPECS if n not in NAMES)],
+)
 @pytest.mark.parametrize("layout", ["v5", "original"])
 def test_a_backbones_file_fills_the_backbone_alone(
     name: str, layout: Layout, tmp_path: Path
@@ -243,17 +257,58 @@ def test_other_constants_are_refused(tmp_path: Path) -> None:
     assert "reg_scale is 8, not 4" in refusal(detector(), tmp_path / "m.safetensors")
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pth"])
-@pytest.mark.parametrize("kept", [0, 7, 5000, -1])
-def test_a_cut_file_is_refused(suffix: str, kept: int, tmp_path: Path) -> None:
-    file = tmp_path / f"m{suffix}"
+@pytest.mark.parametrize("kind", [".safetensors", ".pth", "old.pth"])
+def test_a_cut_file_is_refused_wherever_it_is_cut(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"m{kind}"
     state = copies(export_state(detector(), "original"))
-    if suffix == ".pth":
-        torch.save({"model": state}, file)
-    else:
+    if kind == ".safetensors":
         save_file(state, file)
-    file.write_bytes(file.read_bytes()[:kept])
-    assert "cannot be read as weights" in refusal(detector(), file)
+    else:
+        torch.save({"model": state}, file, _use_new_zipfile_serialization=kind == ".pth")
+    content, target = file.read_bytes(), detector()
+    before = copies(target.state_dict())
+    for kept in (0, 1, 7, 8, 9, 64, 5000, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:kept])
+        assert "cannot be read as weights" in refusal(target, file), kept
+    assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())
+
+
+def test_a_file_is_told_by_its_content_where_its_name_says_nothing(tmp_path: Path) -> None:
+    source, target = detector(), detector(seed=1)
+    save_file(copies(export_state(source, "hub")), tmp_path / "weights.bin")
+    load_weights(target, tmp_path / "weights.bin")
+    assert same(source, target)
+
+
+def test_a_whole_checkpoint_of_the_authors_is_read_with_its_schedulers(tmp_path: Path) -> None:
+    source, target = detector(), detector(seed=1)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.AdamW([parameter], lr=1e-4)
+    parameter.grad = torch.ones(2)
+    optimizer.step()
+    scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, [500])
+    torch.save(
+        {
+            "date": "2024-10-18T01:02:03",
+            "last_epoch": 7,
+            "model": {},
+            "ema": {"module": export_state(source, "original"), "updates": 9},
+            "optimizer": optimizer.state_dict(),
+            "lr_scheduler": scheduler.state_dict(),
+        },
+        tmp_path / "last.pth",
+    )
+    load_weights(target, tmp_path / "last.pth")
+    assert same(source, target)
+
+
+def test_a_file_that_does_not_fit_leaves_the_network_as_it_was(tmp_path: Path) -> None:
+    target = detector(num_classes=2, seed=1)
+    before = copies(target.state_dict())
+    state = copies(export_state(detector(), "hub"))
+    save_file(state | {"model.more.weight": torch.zeros(1)}, tmp_path / "m.safetensors")
+    refusal(target, tmp_path / "m.safetensors")
+    assert all(torch.equal(value, before[name]) for name, value in target.state_dict().items())
 
 
 def test_a_file_with_code_is_refused_and_not_run(tmp_path: Path) -> None:
@@ -276,14 +331,3 @@ def test_other_contents_are_refused(tmp_path: Path) -> None:
     assert "holds no tensors" in refusal(detector(), tmp_path / "empty.pth")
     save_file({"fc.weight": torch.zeros(1)}, tmp_path / "fc.safetensors")
     assert "is no detector's weights" in refusal(detector(), tmp_path / "fc.safetensors")
-
-
-def test_references_to_paths_and_to_the_hub(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import sys
-
-    assert resolve_reference(str(tmp_path / "m.pth")) == tmp_path / "m.pth"
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(WeightsError, match="pip install huggingface_hub"):
-        resolve_reference("hf://org/name")

@@ -1,7 +1,8 @@
 """Checkpoints: plain values only (`weights_only=True` loads them), written whole, hashed, versioned.
 
 Two kinds: `training` holds everything that a resume needs, `weights` the averaged weights alone. Beside
-each lies `<name>.sha256`. A file of another architecture is refused in one sentence.
+each lies `<name>.sha256`. The slim files for elsewhere are in `slim`. A file of another architecture is
+refused in one sentence.
 """
 
 from __future__ import annotations
@@ -59,10 +60,11 @@ class Architecture:
 class LoadedDetector:
     """A network ready to predict."""
 
-    model: nn.Module
+    model: Detector
+    architecture: Architecture
     class_names: tuple[str, ...]
     image_size: int
-    info: Mapping[str, Any]  # epoch, optimizer_steps, metrics, config
+    info: Mapping[str, Any]  # epoch, optimizer_steps, metrics, config; of a slim file `source` too
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -92,12 +94,28 @@ def save_checkpoint(path: Path, state: Mapping[str, Any], *, previous: Path | No
     """Write `state` and its SHA-256; return the hash. What stood there before goes to `previous`.
 
     At any moment `path` is whole: the new file takes the name only when it is on disk.
+
+    Raises:
+        CheckpointError: it cannot be written; `path` is what it was.
     """
     if previous is not None and path.exists():
         _move_aside(path, previous)
+    try:
+        return _write(path, state)
+    except OSError as error:
+        rest = "the one before is whole, go on from it" if path.exists() else "start again"
+        raise CheckpointError(
+            f"{path} cannot be written: {error.strerror or error}; {rest} when there is room."
+        ) from error
+
+
+def _write(path: Path, state: Mapping[str, Any]) -> str:
     with replacing(path) as file:
         hashing = _HashingFile(file)
-        torch.save(dict(state), cast("IO[bytes]", hashing))
+        try:
+            torch.save(dict(state), cast("IO[bytes]", hashing))
+        except RuntimeError as error:  # torch's own words for what our file said
+            raise hashing.failure or error from error
         digest = hashing.digest.hexdigest()
     write_text(_sidecar(path), f"{digest}  {path.name}\n")
     return digest
@@ -165,25 +183,31 @@ def check_architecture(
 
 
 def load_detector(path: Path | str, *, device: torch.device | str = "cpu") -> LoadedDetector:
-    """Return the averaged weights in `path` (of either kind) as a network in evaluation mode.
+    """Return the averaged weights in `path` (of any kind) as a network in evaluation mode.
 
     Raises:
         CheckpointError: as `load_checkpoint` and `check_architecture` do.
     """
     path = Path(path)
-    state = load_checkpoint(path)
+    if path.suffix == ".safetensors":
+        from detector.slim import load_slim  # which builds on this module
+
+        state = load_slim(path)
+    else:
+        state = load_checkpoint(path)
     architecture = Architecture(**state["architecture"])
     model = architecture.build()
     check_architecture(state, model, architecture, path=path)
     weights = state["model"] if state["kind"] == "weights" else state["ema"]["model"]
     model.load_state_dict(weights)
     model.to(device).eval().requires_grad_(False)
-    info = {key: state.get(key) for key in ("epoch", "optimizer_steps", "metrics", "config")}
+    kept = ("epoch", "optimizer_steps", "metrics", "config", "source")
     return LoadedDetector(
         model=model,
+        architecture=architecture,
         class_names=tuple(state["class_names"]),
-        image_size=int(state["config"]["data"]["image_size"]),
-        info=info,
+        image_size=int(state.get("image_size") or state["config"]["data"]["image_size"]),
+        info={key: state.get(key) for key in kept},
     )
 
 
@@ -214,6 +238,7 @@ class _HashingFile(io.RawIOBase):
     def __init__(self, file: IO[bytes]) -> None:
         super().__init__()
         self.digest = hashlib.sha256()
+        self.failure: OSError | None = None
         self._file = file
 
     def writable(self) -> bool:
@@ -221,7 +246,11 @@ class _HashingFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         self.digest.update(data)
-        return self._file.write(data)
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            self.failure = error
+            raise
 
 
 def _move_aside(path: Path, previous: Path) -> None:

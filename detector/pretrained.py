@@ -5,16 +5,22 @@ Between the configuration and `models.weights`: which file, who agrees that it w
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from typing import Final
+
+from detector import hub
 from detector.config import ModelConfig
+from detector.freezing import hold_fixed
 from detector.models.detector import Detector
-from detector.models.weights import (
-    LoadReport,
-    WeightsError,
-    load_backbone,
-    load_weights,
-    resolve_reference,
-)
+from detector.models.weights import LoadReport, WeightsError, load_backbone, load_weights
 from detector.runtime import Runtime
+
+LICENCES: Final = {
+    "hf://ustc-community/dfine": "Apache-2.0",
+    "hf://PekingU/rtdetr": "Apache-2.0",
+}
+"""Of published weights, by how their names begin; as their authors' pages say."""
 
 
 def start_from_weights(
@@ -23,42 +29,58 @@ def start_from_weights(
     """Fill and freeze `model` as `model.weights`, `backbone_weights` and `freeze` say.
 
     Called before the average, the optimizer and DDP are built. Every rank reads the file, and none goes
-    on where one could not. With `resuming` the file is not read (it may be gone by then), but frozen
-    is what was frozen.
+    on where one could not; from the hub one rank a machine downloads it. With `resuming` the file is not
+    read (it may be gone by then), but frozen is what was frozen.
 
     Raises:
         WeightsError: on every rank, in one sentence.
     """
-    if config.weights is None and config.backbone_weights is None:
-        return
-    if not resuming:
+    reference = config.weights or config.backbone_weights
+    if reference is not None and not resuming:
+        path = _locate(reference, runtime)
         report, failure = None, None
         try:
-            report = _load(model, config)
+            report = (load_weights if config.weights else load_backbone)(model, path)
         except WeightsError as error:
             failure = str(error)
-        failures = [text for text in runtime.all_gather(failure) if text is not None]
-        if failures:
-            raise WeightsError(failures[0])
+        _agree(runtime, failure)
         if runtime.is_main and report is not None:
-            _say(config, report)
-    spec = model.spec
-    if config.freeze == "auto" and (spec.freeze_stem or spec.freeze_norm):
-        model.freeze(stem=spec.freeze_stem, norms=spec.freeze_norm)
-        if runtime.is_main:
-            parts = {"backbone.stem": spec.freeze_stem, "backbone.norms": spec.freeze_norm}
-            print(f"frozen={','.join(part for part, held in parts.items() if held)}", flush=True)
+            _say(reference, report)
+    fixed = hold_fixed(model, config)
+    if fixed and runtime.is_main:
+        print(f"frozen={','.join(fixed)}", flush=True)
 
 
-def _load(model: Detector, config: ModelConfig) -> LoadReport:
-    if config.weights is not None:
-        return load_weights(model, resolve_reference(config.weights))
-    assert config.backbone_weights is not None
-    return load_backbone(model, resolve_reference(config.backbone_weights))
+def licence_of(reference: str | None) -> str:
+    """The licence of the weights that a run starts from, as far as it is known here."""
+    if reference is None:
+        return "none: trained from nothing"
+    known = (text for start, text in LICENCES.items() if reference.startswith(start))
+    return next(known, "unknown: that of the weights it started from")
 
 
-def _say(config: ModelConfig, report: LoadReport) -> None:
-    source = config.weights or config.backbone_weights
-    print(f"weights_loaded={source} layout={report.layout} tensors={report.loaded}")
+def _locate(reference: str, runtime: Runtime) -> Path:
+    """The file that `reference` names, on this rank's machine."""
+    if not reference.startswith(hub.PREFIX):
+        return Path(os.path.expanduser(reference))
+    path, failure = "", None
+    if runtime.local_rank == 0:
+        try:
+            path = str(hub.fetch(hub.HubReference.parse(reference)))
+        except hub.HubError as error:
+            failure = str(error)
+    _agree(runtime, failure)
+    return Path(runtime.all_gather(path)[runtime.rank - runtime.local_rank])
+
+
+def _agree(runtime: Runtime, failure: str | None) -> None:
+    """Raise on every rank what failed on one."""
+    failures = [text for text in runtime.all_gather(failure) if text is not None]
+    if failures:
+        raise WeightsError(failures[0])
+
+
+def _say(reference: str, report: LoadReport) -> None:
+    print(f"weights_loaded={reference} layout={report.layout} tensors={report.loaded}")
     heads = dict.fromkeys(name.rpartition(".")[0] for name in report.reinitialised)
     print(f"weights_reinitialised={','.join(heads) or 'none'}", flush=True)

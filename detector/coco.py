@@ -82,6 +82,10 @@ def coco_figures(
     `found` is by position in the index.
     """
     coco, evaluation, _ = coco_backend()
+    # Equal scores in two pictures count in the order of COCO's own ids, which files need not have.
+    order = np.argsort(index.image_ids, kind="stable")
+    image_number = np.empty(len(index), np.int64)
+    image_number[order] = np.arange(1, len(index) + 1)
     # both packages take 0 for "no match" somewhere: numbers of pictures, classes and boxes start at 1
     boxes = index.boxes.astype(np.float64)
     truth = []
@@ -90,7 +94,7 @@ def coco_figures(
         truth += [
             _annotation(
                 number,
-                position,
+                int(image_number[position]),
                 boxes[number - 1],
                 int(index.labels[number - 1]),
                 iscrowd=int(index.iscrowd[number - 1]),
@@ -106,7 +110,7 @@ def coco_figures(
             results.append(
                 _annotation(
                     len(results) + 1,
-                    position,
+                    int(image_number[position]),
                     box,
                     int(label),
                     iscrowd=0,
@@ -117,8 +121,8 @@ def coco_figures(
     frame = {
         "info": {},
         "images": [
-            {"id": position + 1, "width": int(width), "height": int(height)}
-            for position, (width, height) in enumerate(index.sizes)
+            {"id": int(number), "width": int(width), "height": int(height)}
+            for number, (width, height) in zip(image_number, index.sizes, strict=True)
         ],
         "categories": [{"id": k + 1, "name": name} for k, name in enumerate(index.class_names)],
     }
@@ -142,12 +146,12 @@ def coco_figures(
 
 
 def _annotation(
-    number: int, position: int, box: NDArray[np.float64], label: int, **more: float
+    number: int, image: int, box: NDArray[np.float64], label: int, **more: float
 ) -> dict[str, Any]:
     x1, y1, x2, y2 = (float(edge) for edge in box)
     return {
         "id": number,
-        "image_id": position + 1,
+        "image_id": image,
         "category_id": label + 1,
         "bbox": [x1, y1, x2 - x1, y2 - y1],
         **more,

@@ -141,6 +141,11 @@ class Evaluator:
         """Pictures that came so far."""
         return len(self._found)
 
+    @property
+    def found(self) -> Mapping[int, Detections]:
+        """What came so far, by position in the index."""
+        return self._found
+
     def add(
         self, image_ids: Iterable[int] | Array, results: Iterable[tuple[Array, Array, Array]]
     ) -> None:
@@ -251,6 +256,7 @@ def _confusion(index: DataIndex, found: Mapping[int, Detections]) -> NDArray[np.
         detections = found.get(position, NOTHING)
         sure = detections.scores >= CONFUSION_SCORE
         guesses, guessed = detections.boxes[sure], detections.labels[sure]
+        ignored = on_crowd(guesses, index.boxes[rows].astype(np.float64)[crowd])
         overlap = iou(truth, guesses)
         for _ in range(min(overlap.shape)):
             row, column = np.unravel_index(int(overlap.argmax()), overlap.shape)
@@ -259,6 +265,7 @@ def _confusion(index: DataIndex, found: Mapping[int, Detections]) -> NDArray[np.
             matrix[labels[row], guessed[column]] += 1
             overlap[row], overlap[:, column] = -1, -1
             labels[row], guessed[column] = -1, -1
+        guessed[ignored] = -1  # what lies on a crowd and has no partner is no error
         matrix[:-1, -1] += np.bincount(labels[labels >= 0], minlength=background)
         matrix[-1, :-1] += np.bincount(guessed[guessed >= 0], minlength=background)
     return matrix
@@ -273,6 +280,16 @@ def iou(a: NDArray[np.float64], b: NDArray[np.float64]) -> NDArray[np.float64]:
     union = areas - shared
     ratio: NDArray[np.float64] = shared / np.where(union > 0, union, 1)
     return ratio
+
+
+def on_crowd(guesses: NDArray[np.float64], crowds: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Which of `(N, 4)` boxes have at least half of their own area on one of `(M, 4)` crowds."""
+    low = np.maximum(guesses[:, None, :2], crowds[None, :, :2])
+    high = np.minimum(guesses[:, None, 2:], crowds[None, :, 2:])
+    shared = (high - low).clip(0).prod(2)
+    areas = (guesses[:, 2:] - guesses[:, :2]).prod(1)[:, None]
+    covered: NDArray[np.bool_] = ((shared > 0) & (shared >= CONFUSION_IOU * areas)).any(1)
+    return covered
 
 
 def _predictions(index: DataIndex, found: Mapping[int, Detections], count: int) -> dict[str, Any]:

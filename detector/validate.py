@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,9 @@ from detector.evaluate import EvalResult, Evaluator
 from detector.models.detector import postprocess
 from detector.runtime import Runtime, amp_dtype
 from detector.stopping import StopWatch
+
+TELL_SECONDS: Final = 20.0
+"""How often a long evaluation says how far it is; whoever watches takes silence for a stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +34,11 @@ class Validation:
 class Validator:
     """Holds the evaluation set and judges networks with it. Pictures are dealt out unpadded."""
 
-    def __init__(self, config: Config, runtime: Runtime) -> None:
+    def __init__(
+        self, config: Config, runtime: Runtime, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Raises DataError where the set cannot be read."""
+        self._clock = clock
         self.index: DataIndex = build_index(config.data, "val")
         self._runtime = runtime
         self._precision = amp_dtype(runtime.device, enabled=config.runtime.amp)
@@ -45,23 +53,56 @@ class Validator:
         # Ranks may differ by one batch; all of them take part in every agreement.
         self.batches = max(runtime.all_gather(len(self._loader)))
 
-    def run(self, model: nn.Module, *, watch: StopWatch | None = None) -> Validation | None:
+    def run(
+        self,
+        model: nn.Module,
+        *,
+        watch: StopWatch | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Validation | None:
         """Return the figures of `model`, which is put into evaluation mode; None when stopped."""
-        model.eval()
-        evaluator = Evaluator(self.index)
-        batches: Iterable[Batch | None] = iter(self._loader)
-        for batch in _padded(batches, self.batches):
-            if batch is not None:
-                evaluator.add(batch.image_ids, self._detect(model, batch))
-            asked = watch is not None and watch.requested() is not None
-            if watch is not None and self._runtime.any_true(asked):
-                return None
-        evaluator.gather(self._runtime)
+        evaluator = self.collect(model, watch=watch, on_batch=on_batch)
+        return None if evaluator is None else self.summarize(evaluator)
+
+    def summarize(self, evaluator: Evaluator) -> Validation:
+        """Return the figures of what was collected. All ranks must call it."""
         result = None
         if self._runtime.is_main:
             result = evaluator.summarize(predictions=self._predictions)
         metrics = self._runtime.broadcast(dict(result.metrics) if result else {})
         return Validation(metrics, result)
+
+    def collect(
+        self,
+        model: nn.Module,
+        *,
+        watch: StopWatch | None = None,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> Evaluator | None:
+        """Return what `model` finds in all pictures, gathered on every rank; None when stopped.
+
+        Args:
+            model: is put into evaluation mode.
+            watch: who may ask for an end between two batches.
+            on_batch: told how many of this rank's `batches` are done.
+        """
+        model.eval()
+        evaluator = Evaluator(self.index)
+        told = self._clock()
+        batches: Iterable[Batch | None] = iter(self._loader)
+        for done, batch in enumerate(_padded(batches, self.batches), 1):
+            if batch is not None:
+                evaluator.add(batch.image_ids, self._detect(model, batch))
+            asked = watch is not None and watch.requested() is not None
+            if watch is not None and self._runtime.any_true(asked):
+                return None
+            if on_batch is not None:
+                on_batch(done)
+            if self._runtime.is_main and self._clock() - told >= TELL_SECONDS:
+                told = self._clock()
+                print(f"eval_batch={done}/{self.batches}", flush=True)
+        evaluator.gather(self._runtime)
+        return evaluator
 
     @torch.inference_mode()
     def _detect(self, model: nn.Module, batch: Batch) -> list[tuple[Tensor, Tensor, Tensor]]:

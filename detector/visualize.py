@@ -1,24 +1,30 @@
 """Pictures of what was found next to what is there, as PNG files; OpenCV only.
 
-Left the ground truth, right the predictions with `raw=<score>`; below, the classes with their colours
-and how many of each are there and were found.
+Left the ground truth, right the predictions with `raw=<score>` and, where a calibration is given, with
+`p=<precision>`; below, the classes with their colours and how many of each are there and were found.
+Each file says in words what it shows, as the PNG text `Description`.
 """
 
 from __future__ import annotations
 
 import colorsys
 import os
+import struct
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import cv2
 import numpy as np
 
 from detector.data.index import DataIndex, Image, encode_png
 from detector.files import replacing
+
+if TYPE_CHECKING:
+    from detector.calibrate import Calibration
 
 PANEL_WIDTH: Final = (480, 900)
 """A panel is at least and at most this wide, pixels; the picture is scaled to it, shape kept."""
@@ -49,6 +55,7 @@ def draw_predictions(
     to: str | os.PathLike[str],
     count: int = 8,
     min_score: float = 0.5,
+    calibration: Calibration | None = None,
 ) -> list[Path]:
     """Draw the first `count` pictures of a `predictions.json` document of this index.
 
@@ -58,6 +65,7 @@ def draw_predictions(
         to: folder for the PNG files, made where absent.
         count: at most so many.
         min_score: predictions below are not drawn.
+        calibration: says the precision of each score, which is drawn too.
 
     Returns:
         The files written, in order.
@@ -74,10 +82,17 @@ def draw_predictions(
         if file not in place:
             raise ValueError(f"{file} is not a picture of {index.name}")
         truth = [DrawnBox((a, b, c, d), k, names[k]) for a, b, c, d, k in entry["ground_truth"]]
+        shown = [found for found in entry["predictions"] if found[5] >= min_score]
+        precision = None
+        if calibration is not None:
+            precision = calibration.apply([f[5] for f in shown], [f[4] for f in shown])
         found = [
-            DrawnBox((a, b, c, d), k, _score_text(names, k, score))
-            for a, b, c, d, k, score in entry["predictions"]
-            if score >= min_score
+            DrawnBox(
+                (a, b, c, d),
+                k,
+                score_text(names, k, score, None if precision is None else float(precision[row])),
+            )
+            for row, (a, b, c, d, k, score) in enumerate(shown)
         ]
         canvas = side_by_side(
             index.read_image(place[file]),
@@ -88,8 +103,12 @@ def draw_predictions(
             found_title=f"predictions, score {min_score:.2f} and above: {len(found)}",
         )
         path = Path(to) / png_name(file)
+        told = (
+            f"{file}: left the ground truth ({_counted(truth, names)}), right the predictions with "
+            f"a score of {min_score:g} and above ({_counted(found, names)})."
+        )
         with replacing(path) as stream:
-            stream.write(encode_png(canvas))
+            stream.write(described(encode_png(canvas), told))
         paths.append(path)
     return paths
 
@@ -152,9 +171,25 @@ def colour(label: int) -> tuple[int, int, int]:
     return round(red * 255), round(green * 255), round(blue * 255)
 
 
-def _score_text(names: Sequence[str], label: int, score: float) -> str:
-    raw = f"raw={score:.2f}"
-    return raw if len(names) == 1 else f"{names[label]} {raw}"
+def score_text(
+    names: Sequence[str], label: int, score: float, precision: float | None = None
+) -> str:
+    """What is written at a prediction: `raw=<score>`, `p=<precision>` where known, the class if of many."""
+    said = f"raw={score:.2f}" + ("" if precision is None else f" p={precision:.2f}")
+    return said if len(names) == 1 else f"{names[label]} {said}"
+
+
+def described(png: bytes, text: str) -> bytes:
+    """Return the PNG file with `text` as its `Description` (PNG specification, 11.3.3.4, iTXt)."""
+    body = b"iTXt" + b"Description\0\0\0\0\0" + text.encode("utf-8")
+    chunk = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+    after_header = 8 + 25  # signature, then IHDR: length, name, 13 bytes, checksum
+    return png[:after_header] + chunk + png[after_header:]
+
+
+def _counted(boxes: Sequence[DrawnBox], names: Sequence[str]) -> str:
+    counts = Counter(names[drawn.label] for drawn in boxes)
+    return ", ".join(f"{many} {name}" for name, many in counts.most_common()) or "none"
 
 
 def _tag(canvas: Image, text: str, x: int, y: int, background: tuple[int, int, int]) -> None:

@@ -22,6 +22,7 @@ def scene(seed, *, classes=3, images=12):
     """Random truth and detections: ties, crowds, empty pictures, classes without instances, > 100."""
     rng = np.random.default_rng(seed)
     rows, found = [], {}
+    ids = rng.permutation(images) * 7  # as in COCO: neither dense nor in the order of the files
     for position in range(images):
         count = int(rng.choice([0, 1, 3, 8]))
         low = rng.uniform(0, SIDE * 0.8, (count, 2))
@@ -36,6 +37,7 @@ def scene(seed, *, classes=3, images=12):
                 boxes=boxes,
                 labels=labels,
                 iscrowd=rng.random(count) < 0.15,
+                image_id=int(ids[position]),
             )
         )
         if rng.random() < 0.2:
@@ -61,7 +63,7 @@ def reference(index, found):
     truth = [
         {
             "id": row + 1,
-            "image_id": position + 1,
+            "image_id": int(index.image_ids[position]) + 1,
             "category_id": int(index.labels[row]) + 1,
             "bbox": xywh(index.boxes[row]),
             "area": float(index.areas[row]),
@@ -75,7 +77,7 @@ def reference(index, found):
         order = np.argsort(-scores, kind="stable")[:300]
         results += [
             {
-                "image_id": position + 1,
+                "image_id": int(index.image_ids[position]) + 1,
                 "category_id": int(labels[k]) + 1,
                 "bbox": xywh(boxes[k]),
                 "score": float(scores[k]),
@@ -86,7 +88,7 @@ def reference(index, found):
         table = COCO()
         table.dataset = {
             "info": {},
-            "images": [{"id": k + 1, "width": SIDE, "height": SIDE} for k in range(len(index))],
+            "images": [{"id": int(k) + 1, "width": SIDE, "height": SIDE} for k in index.image_ids],
             "categories": [{"id": k + 1, "name": n} for k, n in enumerate(index.class_names)],
             "annotations": truth,
         }
@@ -103,10 +105,25 @@ def xywh(box):
     return [x1, y1, x2 - x1, y2 - y1]
 
 
-def judged(index, found):
-    evaluator = Evaluator(index)
-    evaluator.add([index.image_ids[k] for k in found], list(found.values()))
-    return evaluator.summarize()
+def judged(index, found, *, ranks=1):
+    """The result on rank 0 where `ranks` ranks were dealt the pictures in turn."""
+    shares = []
+    for rank in range(ranks):
+        mine = [k for k in range(rank, len(index), ranks) if k in found]
+        shares.append(Evaluator(index))
+        shares[-1].add([index.image_ids[k] for k in mine], [found[k] for k in mine])
+    shares[0].gather(FakeRuntime([share.found for share in shares[1:]]))
+    return shares[0].summarize()
+
+
+class FakeRuntime:
+    """What rank 0 gets of the others."""
+
+    def __init__(self, others):
+        self.others = others
+
+    def all_gather(self, value):
+        return [value, *self.others]
 
 
 @pytest.fixture(params=["faster-coco-eval", "pycocotools"])
@@ -121,22 +138,33 @@ def backend(request, monkeypatch):
     return request.param
 
 
-def distance(index, found):
+def distance(index, found, *, ranks=(1,)):
     """The greatest difference between our twelve figures and pycocotools'."""
-    metrics = judged(index, found).metrics
-    ours = np.array([metrics[name] for name in METRICS])
-    return float(np.abs(ours - reference(index, found)).max())
+    expected = reference(index, found)
+    ours = [judged(index, found, ranks=count).metrics for count in ranks]
+    return max(
+        float(np.abs(np.array([metrics[name] for name in METRICS]) - expected).max())
+        for metrics in ours
+    )
 
 
-def test_all_twelve_figures_equal_pycocotools_on_random_scenes(backend):
-    scenes = [scene(seed) for seed in range(25)]
-    assert max(len(boxes) for _, found in scenes for boxes, _, _ in found.values()) > 300
-    assert max(distance(index, found) for index, found in scenes) <= 1e-12
+def test_all_twelve_figures_equal_pycocotools_with_one_two_and_three_ranks():
+    scenes = [scene(seed) for seed in range(20)]
+    sizes = [len(boxes) for _, found in scenes for boxes, _, _ in found.values()]
+    assert max(sizes) > 300
+    assert sum(100 < size <= 300 for size in sizes) + sum(size > 300 for size in sizes) >= 20
+    assert any(index.iscrowd.any() for index, _ in scenes)
+    assert any(np.diff(index.offsets).min() == 0 for index, _ in scenes)  # empty pictures
+    assert max(distance(*one, ranks=(1, 2, 3)) for one in scenes) <= 1e-12
 
 
 @pytest.mark.campaign
 def test_all_twelve_figures_equal_pycocotools_on_two_hundred_scenes():
-    assert max(distance(*scene(seed)) for seed in range(200)) <= 1e-12
+    assert max(distance(*scene(seed), ranks=(1, 2, 3)) for seed in range(200)) <= 1e-12
+
+
+def test_either_package_gives_the_same(backend):
+    assert max(distance(*scene(seed)) for seed in range(3)) <= 1e-12
 
 
 @pytest.mark.shared
@@ -157,7 +185,7 @@ def test_all_twelve_figures_equal_pycocotools_on_photographs(coco128):
         found[position] = (boxes, rng.random(len(boxes)).round(2), labels)
     metrics = judged(index, found).metrics
     assert 0.05 < metrics["mAP@0.50:0.95"] < metrics["AP50"] < 0.9
-    assert distance(index, found) <= 1e-12
+    assert distance(index, found, ranks=(1, 2, 3)) <= 1e-12
 
 
 def small_index(boxes=((10, 10, 50, 50),), labels=(0,), images=1):
@@ -283,27 +311,59 @@ def test_without_either_package_the_pip_line_is_said(monkeypatch):
         coco.coco_backend()
 
 
-class FakeRuntime:
-    def __init__(self, others):
-        self.others = others
-
-    def all_gather(self, value):
-        return [value, *self.others]
-
-
-def test_gathered_shares_equal_one_rank():
+def test_a_picture_that_two_ranks_judged_is_refused():
     index, found = scene(7)
-    whole = judged(index, found).metrics
-    parts = []
-    for rank in range(3):
-        evaluator = Evaluator(index)
-        mine = {k: v for k, v in found.items() if k % 3 == rank}
-        evaluator.add(list(mine), list(mine.values()))
-        parts.append(evaluator)
-    parts[0].gather(FakeRuntime([part._found for part in parts[1:]]))
-    assert parts[0].summarize().metrics == whole
+    one, two = Evaluator(index), Evaluator(index)
+    for evaluator in (one, two):
+        evaluator.add([index.image_ids[k] for k in found], list(found.values()))
     with pytest.raises(ValueError, match="same picture"):
-        parts[0].gather(FakeRuntime([parts[1]._found]))
+        one.gather(FakeRuntime([two.found]))
+
+
+def test_the_best_three_hundred_are_kept_whatever_their_score():
+    index = small_index()
+    boxes = np.tile([10.0, 10, 50, 50], (400, 1))
+    boxes[:, 2] += np.linspace(0, 2000, 400)  # far out of the picture: neither clipped nor rounded
+    evaluator = Evaluator(index)
+    scores = np.linspace(1e-9, 1e-7, 400)
+    evaluator.add([0], [(boxes, scores, np.zeros(400, int))])
+    kept = evaluator.found[0]
+    assert len(kept.scores) == 300
+    assert np.array_equal(kept.scores, scores[::-1][:300])
+    assert np.array_equal(kept.boxes, boxes[::-1][:300])
+
+
+def test_boxes_are_judged_in_the_pixels_of_the_picture():
+    import torch
+
+    from detector.models.detector import postprocess
+
+    index = small_index([(10, 20, 50, 60)])
+    logits = torch.full((1, 3, 2), -12.0)
+    logits[0, 1, 0] = -9.0  # the best is far below any threshold
+    shares = torch.tensor([[[0.5, 0.5, 1, 1], [0.3, 0.4, 0.4, 0.4], [0.9, 0.9, 0.1, 0.1]]])
+    evaluator = Evaluator(index)
+    evaluator.add([0], postprocess(logits, shares, torch.tensor([[100, 100]])))
+    assert len(evaluator.found[0].scores) == 6  # every query and class
+    assert evaluator.found[0].boxes[0] == pytest.approx([10, 20, 50, 60], abs=1e-5)
+    assert evaluator.summarize().metrics["mAP@0.50:0.95"] == pytest.approx(1.0)
+
+
+def test_a_detection_on_a_crowd_is_no_invention():
+    rows = [
+        Annotated(
+            "a.png",
+            100,
+            100,
+            boxes=np.array([[0, 0, 60, 60.0]]),
+            labels=np.array([0]),
+            iscrowd=np.array([True]),
+        )
+    ]
+    index = make_index(rows, name="crowd", root="", class_names=("car",))
+    boxes = np.array([[5, 5, 25, 25.0], [70, 70, 90, 90]])
+    result = judged(index, {0: (boxes, np.array([0.9, 0.8]), np.zeros(2, int))})
+    assert result.confusion.tolist() == [[0, 0], [1, 0]]
 
 
 def test_written_files_hold_what_readers_expect(tmp_path):

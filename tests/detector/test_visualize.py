@@ -6,8 +6,17 @@ import cv2
 import numpy as np
 import pytest
 
+from detector import visualize
+from detector.calibrate import Calibration, Curve
 from detector.data.index import Annotated, encode_png, make_index
-from detector.visualize import DrawnBox, colour, draw_boxes, draw_predictions, side_by_side
+from detector.visualize import (
+    DrawnBox,
+    colour,
+    draw_boxes,
+    draw_predictions,
+    score_text,
+    side_by_side,
+)
 
 NAMES = ("coin", "düne", "船")
 
@@ -67,6 +76,48 @@ def test_a_lower_threshold_draws_more(tmp_path):
     predictions = [(60, 30, 180, 90, 1, 0.9), (0, 0, 40, 40, 2, 0.3)]
     (path,) = draw_predictions(index(), document(predictions), to=tmp_path, min_score=0.2)
     assert ink(cv2.imread(str(path))[..., ::-1], 2).any()
+
+
+@pytest.mark.parametrize(
+    ("names", "precision", "text"),
+    [
+        (["coin"], None, "raw=0.87"),
+        (["coin"], 0.934, "raw=0.87 p=0.93"),
+        (["coin", "ring"], 1.0, "ring raw=0.87 p=1.00"),
+    ],
+)
+def test_a_prediction_says_its_score_and_its_precision_where_known(names, precision, text):
+    assert score_text(names, len(names) - 1, 0.8712, precision) == text
+
+
+def test_a_calibration_is_read_at_each_score_and_class(tmp_path, monkeypatch):
+    said = []
+    monkeypatch.setattr(
+        visualize, "side_by_side", lambda image, truth, found, **_: said.extend(found) or image
+    )
+    calibration = Calibration(
+        class_names=NAMES,
+        overall=Curve(100, 50, ((0.0, 0.0), (1.0, 0.5))),
+        per_class=(Curve(60, 40, ((0.0, 0.5), (1.0, 1.0))), Curve(0, 0), Curve(0, 0)),
+        images=9,
+    )
+    predictions = [(60, 30, 180, 90, 0, 0.8), (0, 0, 40, 40, 1, 0.6), (0, 0, 9, 9, 1, 0.1)]
+    draw_predictions(index(), document(predictions), to=tmp_path, calibration=calibration)
+    assert [box.text for box in said] == ["coin raw=0.80 p=0.90", "düne raw=0.60 p=0.30"]
+
+
+def test_a_drawing_says_in_words_what_it_shows(tmp_path):
+    from PIL import Image
+
+    predictions = [(60, 30, 180, 90, 1, 0.9), (0, 0, 40, 40, 1, 0.8), (0, 0, 40, 40, 2, 0.3)]
+    (path,) = draw_predictions(index(), document(predictions), to=tmp_path)
+    with Image.open(path) as picture:
+        picture.load()
+        assert picture.info["Description"] == (
+            "images/val/a.png: left the ground truth (1 coin), right the predictions with a score of"
+            " 0.5 and above (2 düne)."
+        )
+    assert cv2.imread(str(path)) is not None
 
 
 def test_boxes_are_scaled_with_the_picture():

@@ -10,27 +10,29 @@ import json
 import os
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+from torch import nn
 
+from detector.calibrate import Calibration, CalibrationError, fit
 from detector.checkpoint import (
     CheckpointError,
+    file_sha256,
     load_detector,
     load_or_fall_back,
     newest_checkpoint,
     previous_of,
 )
 from detector.config import Config, ConfigError, RuntimeConfig, load_config
-from detector.data.index import DataError
+from detector.evaluate import Evaluator
+from detector.export import export
 from detector.files import finite
-from detector.models.weights import WeightsError
-from detector.predict import Predictor, draw_found
+from detector.guard import Rank, guarded
+from detector.pictures import find_pictures
+from detector.predict import BATCH, Predictor, draw_found
 from detector.report import Reporter
 from detector.resume import check_resumable, find_checkpoint
 from detector.rundir import (
@@ -41,23 +43,11 @@ from detector.rundir import (
 )
 from detector.runtime import Runtime, start_runtime
 from detector.stopping import EXIT_RESUMABLE, StopWatch
-from detector.train import Ending, TrainingDivergedError, train
+from detector.train import Ending, train
 from detector.validate import Validation, Validator
 from detector.visualize import draw_predictions, png_name
 
-EXIT_FAILED = 1
 _STOPPED_WHILE_JUDGING = Ending("stopped", "stopped during the evaluation", EXIT_RESUMABLE)
-# Said in one sentence; a traceback would only hide it.
-EXPECTED_ERRORS = (ConfigError, DataError, CheckpointError, WeightsError, TrainingDivergedError)
-
-
-@dataclass(slots=True)
-class _Rank:
-    """What is known of this rank when it ends, however early that is."""
-
-    rank: int
-    run: RunDirectory | None
-    report: Reporter | None = None
 
 
 def train_command(
@@ -70,7 +60,7 @@ def train_command(
 ) -> int:
     """Train on this rank; return its exit code."""
 
-    def body(me: _Rank) -> Ending:
+    def body(me: Rank) -> Ending:
         started = time.monotonic()
         config = load_config(config_name, overrides)
         _check_file(output)
@@ -79,6 +69,8 @@ def train_command(
             run = me.run = _open_run(config, runtime, checkpoint)
             report = me.report = Reporter(run, config, runtime)
             report.prepare()
+            if runtime.distributed:
+                me.watch_peers()
             watch.watch(run.stop_request, max_hours=config.runtime.max_hours, started=started)
             return train(
                 config,
@@ -90,7 +82,7 @@ def train_command(
                 output=output,
             )
 
-    return _guarded(body)
+    return guarded(body)
 
 
 def eval_command(
@@ -100,28 +92,34 @@ def eval_command(
     watch: StopWatch,
     checkpoint: Path | None = None,
     output: Path | None = None,
+    calibrate: bool = False,
 ) -> int:
     """Judge weights on this rank's share of the held-out pictures; return its exit code.
 
     Figures go to `output`, else to the run directory's `evaluation/` where a supervisor made one, else
-    beside the weights.
+    beside the weights; with `calibrate` a calibration.json goes with them.
     """
 
-    def body(me: _Rank) -> Ending:
+    def body(me: Rank) -> Ending:
         config = load_config(config_name, overrides)
         _check_folder(output)
         with start_runtime(config.runtime) as runtime:
-            path, _, validation = _judge(me, config, runtime, watch, checkpoint)
-            if validation is None:
+            path, model, validator = _judge(me, config, runtime, watch, checkpoint)
+            evaluator = validator.collect(model, watch=watch, on_batch=_telling(me))
+            if evaluator is None:
                 return _STOPPED_WHILE_JUDGING
+            validation = validator.summarize(evaluator)
+            _told(me, validation)
             folder = output or (me.run or RunDirectory(path.parent.parent)).evaluation
             if validation.result is not None:
                 validation.result.write(folder)
                 print(f"eval={json.dumps(finite(validation.metrics))}")
                 print(f"saved={folder}", flush=True)
+            if calibrate:
+                _calibrate(evaluator, path, runtime, to=folder / "calibration.json")
             return Ending("completed", "completed", 0)
 
-    return _guarded(body)
+    return guarded(body)
 
 
 def visualize_command(
@@ -133,29 +131,70 @@ def visualize_command(
     output: Path | None = None,
     count: int = 8,
     min_score: float = 0.5,
+    calibration: Path | None = None,
 ) -> int:
     """Draw ground truth and predictions of the first `count` held-out pictures as PNG files.
 
-    They go to `output`, else to `visualizations/` of the run directory, else beside the weights.
+    They go to `output`, else to `visualizations/` of the run directory, else beside the weights. The
+    file `calibration` says what precision to write at each score.
     """
 
-    def body(me: _Rank) -> Ending:
-        config = load_config(config_name, [f"data.eval_samples={count}", *overrides])
+    def body(me: Rank) -> Ending:
+        wanted = [f"data.eval_samples={count}", f"evaluation.predictions={count}"]
+        config = load_config(config_name, [*wanted, *overrides])
         _check_folder(output)
+        curves = None if calibration is None else Calibration.load(calibration)
         with start_runtime(config.runtime) as runtime:
-            path, validator, validation = _judge(me, config, runtime, watch, checkpoint)
+            path, model, validator = _judge(me, config, runtime, watch, checkpoint)
+            if curves is not None:
+                _check_calibration(curves, path, validator, runtime, where=str(calibration))
+            validation = validator.run(model, watch=watch, on_batch=_telling(me))
             if validation is None:
                 return _STOPPED_WHILE_JUDGING
+            _told(me, validation)
             folder = output or (me.run.path if me.run else path.parent.parent) / "visualizations"
             if validation.result is not None:
                 document = validation.result.predictions
                 for drawn in draw_predictions(
-                    validator.index, document, to=folder, count=count, min_score=min_score
+                    validator.index,
+                    document,
+                    to=folder,
+                    count=count,
+                    min_score=min_score,
+                    calibration=curves,
                 ):
                     print(f"saved={drawn}", flush=True)
             return Ending("completed", "completed", 0)
 
-    return _guarded(body)
+    return guarded(body)
+
+
+def calibrate_command(
+    config_name: str,
+    overrides: Sequence[str],
+    *,
+    watch: StopWatch,
+    checkpoint: Path | None = None,
+    output: Path | None = None,
+) -> int:
+    """Fit what scores are worth on the held-out pictures and save it as JSON; return the exit code.
+
+    The file is `output`, else `evaluation/calibration.json` of the run directory, else beside the weights.
+    """
+
+    def body(me: Rank) -> Ending:
+        config = load_config(config_name, overrides)
+        _check_file(output)
+        with start_runtime(config.runtime) as runtime:
+            path, model, validator = _judge(me, config, runtime, watch, checkpoint)
+            evaluator = validator.collect(model, watch=watch, on_batch=_telling(me))
+            if evaluator is None:
+                return _STOPPED_WHILE_JUDGING
+            folder = (me.run or RunDirectory(path.parent.parent)).evaluation
+            _calibrate(evaluator, path, runtime, to=output or folder / "calibration.json")
+            return Ending("completed", "completed", 0)
+
+    return guarded(body)
 
 
 def predict_command(
@@ -165,41 +204,79 @@ def predict_command(
     min_score: float = 0.5,
     to: Path | None = None,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    batch_size: int = BATCH,
 ) -> int:
     """Print what is found in each picture, one JSON object a line; draw it into the folder `to`.
 
-    A line is `{"file", "width", "height", "predictions"}`, a prediction `{"box", "score", "label",
+    An image is a picture, a folder of pictures or a pattern. A line is `{"file", "width", "height", "predictions"}`, a prediction `{"box", "score", "label",
     "name"}` with the box xyxy in the picture's pixels; best first, from `min_score` on.
     """
 
-    def body(me: _Rank) -> Ending:
+    def body(me: Rank) -> Ending:
         del me
         _check_folder(to, option="--to")
-        twice = [name for name, many in Counter(map(png_name, images)).items() if many > 1]
+        pictures = find_pictures(images)
+        twice = [name for name, many in Counter(map(png_name, pictures)).items() if many > 1]
         if to is not None and twice:
             raise ConfigError(f"Two of the pictures would be drawn as {to / twice[0]}.")
         with start_runtime(RuntimeConfig(device=device)) as runtime:
             predictor = Predictor(checkpoint, device=runtime.device)
-            for found in predictor(images):
-                sure = found.above(min_score)
+            for sure in predictor(pictures, min_score=min_score, batch_size=batch_size):
                 print(json.dumps(sure.as_dict()), flush=True)
                 if to is not None:
                     print(f"saved={draw_found(sure, to=to)}", file=sys.stderr)
             return Ending("completed", "completed", 0)
 
-    return _guarded(body)
+    return guarded(body)
+
+
+def export_command(
+    checkpoint: Path,
+    *,
+    to: Path,
+    opset: int = 17,
+    half: bool = False,
+    image_size: int | tuple[int, int] | None = None,
+    top_k: int = 300,
+    pictures: Sequence[str] = (),
+    licence: str | None = None,
+) -> int:
+    """Write weights as one ONNX or safetensors file; see `export`. Return the exit code."""
+
+    def body(me: Rank) -> Ending:
+        del me
+        done = export(
+            checkpoint,
+            to=to,
+            opset=opset,
+            half=half,
+            image_size=image_size,
+            top_k=top_k,
+            pictures=find_pictures(pictures),
+            licence=licence,
+        )
+        if done.agreement is not None:
+            print(f"checked=onnxruntime {done.agreement}")
+        elif to.suffix == ".onnx":
+            print("checked=no: onnxruntime is not installed (pip install onnxruntime)")
+        print(
+            f"saved={done.path} size_mb={done.size_bytes / 1e6:.2f} sha256={done.sha256}",
+            flush=True,
+        )
+        return Ending("completed", "completed", 0)
+
+    return guarded(body)
 
 
 def _judge(
-    me: _Rank, config: Config, runtime: Runtime, watch: StopWatch, checkpoint: Path | None
-) -> tuple[Path, Validator, Validation | None]:
-    """Return the weights used, the validator and what it found; None where a stop was asked for."""
+    me: Rank, config: Config, runtime: Runtime, watch: StopWatch, checkpoint: Path | None
+) -> tuple[Path, nn.Module, Validator]:
+    """Return the weights' path, the network and the held-out pictures to judge it with."""
     path = runtime.broadcast(checkpoint or weights_of_newest_run(config))
     if os.environ.get("RUN_DIR"):
         run = me.run = _open_run(config, runtime, None)
         me.report = Reporter(run, config, runtime)
         me.report.prepare()
-        me.report.validating()
         watch.watch(run.stop_request, max_hours=None, started=time.monotonic())
     loaded = load_detector(path, device=runtime.device)
     if runtime.is_main:
@@ -210,10 +287,46 @@ def _judge(
         raise CheckpointError(
             f"{path} tells apart {', '.join(theirs)}, but the data set has {', '.join(ours)}."
         )
-    validation = validator.run(loaded.model, watch=watch)
-    if validation is not None and me.report is not None:
+    ranks = runtime.all_gather(runtime.describe())
+    if me.report is not None:
+        me.report.begin_judging(batches=validator.batches, ranks=ranks)
+    return path, loaded.model, validator
+
+
+def _telling(me: Rank) -> Callable[[int], None] | None:
+    """Where a status is kept, it says how many batches are done."""
+    return None if me.report is None else me.report.judging
+
+
+def _told(me: Rank, validation: Validation) -> None:
+    if me.report is not None:
         me.report.judged(validation.metrics)
-    return path, validator, validation
+
+
+def _calibrate(evaluator: Evaluator, weights: Path, runtime: Runtime, *, to: Path) -> None:
+    """Fit and save a calibration. All ranks must call it; where it cannot be, all raise alike."""
+    failure = None
+    if runtime.is_main:
+        try:
+            curves = fit(evaluator.index, evaluator.found, weights=file_sha256(weights))
+        except CalibrationError as error:
+            failure = str(error)
+        else:
+            curves.save(to)
+            print(curves.summary())
+            print(f"saved={to}", flush=True)
+    failure = runtime.broadcast(failure)
+    if failure is not None:
+        raise CalibrationError(failure)
+
+
+def _check_calibration(
+    curves: Calibration, weights: Path, validator: Validator, runtime: Runtime, *, where: str
+) -> None:
+    """Refuse a calibration of other classes; say where it is one of other weights."""
+    curves.check_classes(validator.index.class_names, where=where)
+    if runtime.is_main and curves.weights and curves.weights != file_sha256(weights):
+        print(f"warning: {where} was made with other weights than {weights}", flush=True)
 
 
 def weights_of_newest_run(config: Config) -> Path:
@@ -273,48 +386,3 @@ def _open_run(config: Config, runtime: Runtime, checkpoint: Path | None) -> RunD
     if failure is not None:
         raise ConfigError(failure)
     return RunDirectory(path, supervised=os.environ.get("RUN_SUPERVISED") == "1")
-
-
-def _guarded(body: Callable[[_Rank], Ending]) -> int:
-    """Run `body`; record its end and return the exit code."""
-    run_dir = os.environ.get("RUN_DIR")
-    supervised = os.environ.get("RUN_SUPERVISED") == "1"
-    me = _Rank(
-        rank=int(os.environ.get("RANK", "0")),
-        run=RunDirectory(Path(run_dir), supervised=supervised) if run_dir else None,
-    )
-    try:
-        ending = body(me)
-    except Exception as error:  # noqa: BLE001 - recorded and said, whatever it is
-        return _failed(me, error)
-    if me.run is not None:
-        me.run.record_end(
-            me.rank, reason=ending.reason, exit_code=ending.exit_code, message=ending.message
-        )
-    if me.report is not None:
-        me.report.finish(ending.reason, exit_code=ending.exit_code, message=ending.message)
-    return ending.exit_code
-
-
-def _failed(me: _Rank, error: Exception) -> int:
-    """Say and record what happened; a full disk must not hide it."""
-    if isinstance(error, EXPECTED_ERRORS):
-        print(f"error: {error}", file=sys.stderr, flush=True)
-    else:
-        print(f"rank {me.rank} failed:", file=sys.stderr)
-        traceback.print_exception(error)
-    try:
-        get_error_handler().record_exception(error)  # for torchrun's own report
-        cause: Mapping[str, Any] | None = None
-        if me.run is not None:
-            cause = me.run.record_error(me.rank, error)
-            cause = me.run.first_error() or cause
-        if me.report is not None and cause is not None:
-            message = f"{cause['type']}: {cause['message']}"
-            if me.rank != cause["rank"]:
-                message = f"rank {cause['rank']}: {message}"
-            me.report.finish("failed", exit_code=EXIT_FAILED, message=message, error=cause)
-    except OSError as also:
-        print(f"not recorded in the run directory: {also}", file=sys.stderr)
-    sys.stderr.flush()
-    return EXIT_FAILED

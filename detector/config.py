@@ -19,6 +19,7 @@ from typing import Any, Final, Literal
 
 import yaml
 
+from detector.hub import PREFIX, HubError, HubReference
 from detector.models.specs import find_spec
 from detector.schema import (
     LIMITS,
@@ -51,6 +52,8 @@ __all__ = [
 ]
 
 SUFFIX: Final = ".yaml"
+_CALLBACK: Final = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SHA256: Final = re.compile(r"[0-9a-fA-F]{64}")
 _ENVIRONMENT_NAME: Final = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 
 
@@ -65,6 +68,7 @@ _EXAMPLES: Final[dict[type | str, str]] = {
     bool: "true",
     str: "data/coins",  # a path, but for
     "model.backbone_name": "hgnetv2_n",
+    "runtime.callbacks": "[my_module:my_function]",
 }
 _STRIDE: Final = 32  # the coarsest feature map: sides must be a multiple
 
@@ -294,7 +298,8 @@ def _convert(value: Any, hint: Any, key: str, where: str) -> Any:
             return str(value)
         raise _wrong(value, key, where, f"one of {', '.join(arguments)}", str(arguments[0]))
     if origin is tuple:
-        return _convert_names(value, key, where)
+        items = _convert_items(value, arguments[0], key, where)
+        return tuple(_convert(item, arguments[0], key, where) for item in items)
     if isinstance(value, _Raw) and hint is not str:
         value = _parse_scalar(value)
     if hint is float and isinstance(value, str):  # YAML 1.1 reads 1e-4 as a string
@@ -309,14 +314,19 @@ def _convert(value: Any, hint: Any, key: str, where: str) -> Any:
     raise _wrong(value, key, where, names[hint], _EXAMPLES.get(key, _EXAMPLES[hint]))
 
 
-def _convert_names(value: Any, key: str, where: str) -> tuple[str, ...]:
+def _convert_items(value: Any, hint: Any, key: str, where: str) -> list[Any]:
+    """Return the items of a list, still as they were written; of no value, none."""
     if value is None or (isinstance(value, _Raw) and value.lower() in _NOTHING):
-        return ()
+        return []
     if isinstance(value, _Raw):
-        value = [part.strip() for part in value.strip("[]").split(",") if part.strip()]
-    if isinstance(value, list) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise _wrong(value, key, where, "a list of names", "[car, bus]")
+        parts = (part.strip() for part in value.strip("[]").split(","))
+        return [_Raw(part) for part in parts if part]
+    if isinstance(value, list) and (hint is not str or all(isinstance(v, str) for v in value)):
+        return value
+    if hint is float:
+        raise _wrong(value, key, where, "a list of numbers", "[0.7, 0.9]")
+    example = _EXAMPLES.get(key) or f"[{', '.join(typing.get_args(hint)[:2]) or 'car, bus'}]"
+    raise _wrong(value, key, where, "a list of names", example)
 
 
 def _parse_scalar(text: str) -> Any:
@@ -349,10 +359,12 @@ def _check_values(config: Config, wheres: Mapping[str, str]) -> None:
         raise ConfigError(f"model.backbone_name in {where}: {error}") from error
     for key, (least, greatest) in LIMITS.items():
         section, _, item = key.partition(".")
-        value = getattr(getattr(config, section), item)
-        if value is None:
-            continue
-        if not math.isfinite(value) or value < least or (greatest is not None and value > greatest):
+        found = getattr(getattr(config, section), item)
+        for value in found if isinstance(found, tuple) else (found,):
+            if value is None or (
+                math.isfinite(value) and value >= least and (greatest is None or value <= greatest)
+            ):
+                continue
             bound = f"at least {least}" if greatest is None else f"from {least} to {greatest}"
             bound = "finite, " * (value == math.inf) + bound
             raise ConfigError(
@@ -365,7 +377,19 @@ def _check_values(config: Config, wheres: Mapping[str, str]) -> None:
             f"data.image_size must be a multiple of {_STRIDE}, not {size}; "
             f"{max(lower, _STRIDE)} and {lower + _STRIDE} are."
         )
+    digest = config.data.archive_sha256
+    if digest is not None and not _SHA256.fullmatch(digest):
+        raise ConfigError(
+            f"data.archive_sha256 must be 64 hexadecimal digits, not {digest!r} "
+            f"(in {wheres['data.archive_sha256']})."
+        )
     _check_weights(config, wheres)
+    for callback in config.runtime.callbacks:
+        if not _CALLBACK.fullmatch(callback):
+            raise ConfigError(
+                f"runtime.callbacks must be a list of module:function, not {callback!r} "
+                f"(in {wheres['runtime.callbacks']}); for example [my_module:my_function]."
+            )
 
 
 def _check_weights(config: Config, wheres: Mapping[str, str]) -> None:
@@ -378,8 +402,10 @@ def _check_weights(config: Config, wheres: Mapping[str, str]) -> None:
         )
     for item in ("weights", "backbone_weights"):
         reference = getattr(model, item)
-        if reference is not None and reference.startswith("hf://"):
-            raise ConfigError(
-                f"model.{item}={reference} (in {wheres[f'model.{item}']}): fetching from the hub "
-                "comes later; download its model.safetensors and give the path."
-            )
+        if reference is not None and reference.startswith(PREFIX):
+            try:
+                HubReference.parse(reference)
+            except HubError as error:
+                raise ConfigError(
+                    f"model.{item} (in {wheres[f'model.{item}']}): {error}"
+                ) from error

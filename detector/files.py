@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -10,6 +11,8 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
+
+from detector.console import say
 
 
 @contextlib.contextmanager
@@ -29,6 +32,15 @@ def replacing(path: Path) -> Iterator[IO[bytes]]:
             os.unlink(temporary)
         raise
     sync_folder(path.parent)
+
+
+@contextlib.contextmanager
+def keep_going(what: str) -> Iterator[None]:
+    """Say that `what` could not be written, and go on: a figure less is no reason to end a run."""
+    try:
+        yield
+    except OSError as error:
+        say(f"not_written={what}: {error.strerror or error}")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -70,10 +82,21 @@ class RowLog:
         self.path = path
 
     def append(self, row: Mapping[str, Any]) -> None:
-        """Add one row."""
-        line = json.dumps(finite(row), ensure_ascii=False) + "\n"
+        """Add one row, or none where the disk is full.
+
+        Raises:
+            OSError: nothing was added.
+        """
+        line = (json.dumps(finite(row), ensure_ascii=False) + "\n").encode("utf-8")
         with open(self.path, "ab", buffering=0) as file:
-            file.write(line.encode("utf-8"))
+            before = file.tell()
+            try:
+                written = file.write(line)
+                if written != len(line):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.path))
+            except OSError:
+                file.truncate(before)  # the next row would be glued to a torn one
+                raise
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the rows; a torn last line is left out."""

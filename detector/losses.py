@@ -25,13 +25,13 @@ from detector.boxes import (
     giou,
     iou,
 )
-from detector.matcher import Indices, Pairs, match, to_pairs, union
+from detector.matcher import Indices, Matched, Pairs, match, to_pairs, union
 from detector.models.decoder import Decoded
 from detector.models.detector import DetectorOutput
 from detector.models.specs import DetectorSpec
 from detector.targets import Targets
 
-__all__ = ["Criterion", "LossWeights"]
+__all__ = ["Criterion", "LossWeights", "Matches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,38 @@ class LossWeights:
     giou: float = 2.0
     fgl: float = 0.15
     ddf: float = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Which query is to find which box.
+
+    Attributes:
+        matched: a layer's own matches, for every layer.
+        merged: (n, 3) image, query, target: the union over layers; None where it is not used.
+    """
+
+    matched: Matched
+    merged: Indices | None
+
+    def counts(self, targets: Targets) -> Tensor:
+        """(3,) float32: boxes, merged matches and pictures, on the targets' device."""
+        merged = 0 if self.merged is None else len(self.merged)
+        sizes = targets.counts.new_tensor([merged, len(targets.counts)])
+        return torch.cat((targets.counts.sum()[None], sizes)).float()
+
+
+@dataclass(frozen=True, slots=True)
+class _Edges:
+    """Queries of one layer with and without a match, in the global batch, a share."""
+
+    matched: Tensor
+    others: Tensor
+    least: float
+
+    def balance(self) -> tuple[Tensor, Tensor]:
+        """Roots of the two numbers."""
+        return self.matched.sqrt(), self.others.clamp(min=0).sqrt()
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,41 +105,65 @@ class Criterion:
         output: DetectorOutput,
         targets: Targets,
         *,
-        reduce_mean: Callable[[Tensor], Tensor] = lambda counts: counts,
+        matches: Matches | None = None,
+        total: Callable[[Tensor], Tensor] = lambda counts: counts,
+        shares: int = 1,
     ) -> dict[str, Tensor]:
         """Weighted terms, summed over layers, and their `total`.
+
+        Terms are sums over this call's part of a global batch, divided by what the whole of it counts:
+        every box weighs the same wherever it lies, and the gradients of the parts add up to those of
+        the whole.
 
         Args:
             output: of a forward pass in training mode.
             targets: the same ones.
-            reduce_mean: mean over ranks of a (2,) tensor of box counts, so that every box weighs
-                the same wherever it lies.
+            matches: of this output, where `match` has been called before.
+            total: from this part's (3,) counts (boxes, matches, pictures) to the global batch's.
+            shares: gradients that are averaged: the number of ranks.
 
         Returns:
             Scalars `loss_vfl` or `loss_mal`, `loss_bbox`, `loss_giou` and, with distributions,
             `loss_fgl` and `loss_ddf`; the same with `_dn` of the denoising queries; `total`.
         """
         with torch.autocast(output.logits.device.type, enabled=False):
-            return self._terms(output, targets, reduce_mean)
+            if matches is None:
+                matches = self.match(output, targets)
+            counts = total(matches.counts(targets)) / shares
+            return self._terms(output, targets, matches, counts, least=1 / shares)
+
+    @torch.no_grad()
+    def match(self, output: DetectorOutput, targets: Targets) -> Matches:
+        """Give the boxes to queries, in every layer."""
+        with torch.autocast(output.logits.device.type, enabled=False):
+            logits, boxes = _all_layers(output)
+            matched = match(logits, boxes, targets)
+        return Matches(matched, union(matched.layers) if self.shares_matches(output.spec) else None)
+
+    def shares_matches(self, spec: DetectorSpec) -> bool:
+        """True where boxes are trained on the union of the layers' matches."""
+        return spec.fdr if self.share_matches is None else self.share_matches
 
     def _terms(
-        self, output: DetectorOutput, targets: Targets, reduce_mean: Callable[[Tensor], Tensor]
+        self,
+        output: DetectorOutput,
+        targets: Targets,
+        matches: Matches,
+        counts: Tensor,
+        *,
+        least: float,
     ) -> dict[str, Tensor]:
-        main = output.decoded
-        logits, boxes = _stack(main)
-        logits = torch.cat((logits, full(output.encoder_logits)[None]))
-        boxes = torch.cat((boxes, full(output.encoder_boxes)[None]))
+        """Terms of this part; `counts` are the global batch's a share, none taken for fewer than `least`."""
+        main, matched, merged = output.decoded, matches.matched, matches.merged
+        logits, boxes = _all_layers(output)
         device = logits.device
-        matched = match(logits.detach(), boxes.detach(), targets)
         class_pairs = to_pairs(matched.layers, device)
-        shared = main.corners is not None if self.share_matches is None else self.share_matches
-        merged = union(matched.layers) if shared else np.empty((0, 3), np.int64)
-        box_pairs = to_pairs([merged] * len(logits), device) if shared else class_pairs
+        box_pairs = class_pairs if merged is None else to_pairs([merged] * len(logits), device)
 
-        counts = torch.stack((targets.counts.sum(), targets.counts.new_tensor(len(merged))))
-        counts = reduce_mean(counts.to(logits.dtype)).clamp(min=1)
-        count, merged_count = counts.unbind()
-        box_count = merged_count if shared else count
+        boxes_in_all, matches_in_all, pictures = counts.to(logits.dtype).unbind()
+        count = boxes_in_all.clamp(min=least)
+        found = boxes_in_all if merged is None else matches_in_all  # matches a layer
+        box_count = found.clamp(min=least)
 
         terms = self._class_and_boxes(
             logits, boxes, targets, class_pairs, box_pairs, count, box_count
@@ -115,9 +171,13 @@ class Criterion:
         balance = None
         if main.corners is not None:
             layers = len(main.logits)
-            pairs = to_pairs([merged] * layers if shared else matched.layers[:layers], device)
-            balance = _balance(pairs, main)
-            terms |= self._distributions(main, output.spec, targets, pairs, box_count, balance)
+            rows = matched.layers[:layers] if merged is None else [merged] * layers
+            pairs = to_pairs(rows, device)
+            edges = _Edges(found, pictures * logits.shape[2] - found, least)
+            balance = edges.balance()
+            terms |= self._distributions(
+                main, output.spec, targets, pairs, box_count, edges, balance
+            )
 
         if output.denoised is None:
             extra = {name: value.new_zeros(()) for name, value in terms.items()}
@@ -125,12 +185,16 @@ class Criterion:
             noised = output.denoised
             logits, boxes = _stack(noised)
             share = count * output.groups
+            positives = boxes_in_all * output.groups
             layer = _denoising_matches(matched.counts, targets.boxes.shape[1], output.groups)
             pairs = to_pairs([layer] * len(logits), device)
             extra = self._class_and_boxes(logits, boxes, targets, pairs, pairs, share, share)
             if noised.corners is not None and balance is not None:
                 pairs = to_pairs([layer] * len(noised.logits), device)
-                extra |= self._distributions(noised, output.spec, targets, pairs, share, balance)
+                edges = _Edges(positives, pictures * logits.shape[2] - positives, least)
+                extra |= self._distributions(
+                    noised, output.spec, targets, pairs, share, edges, balance
+                )
         terms |= {f"{name}_dn": value for name, value in extra.items()}
         terms["total"] = torch.stack(list(terms.values())).sum()
         return terms
@@ -183,6 +247,7 @@ class Criterion:
         targets: Targets,
         pairs: Pairs,
         count: Tensor,
+        edges: _Edges,
         balance: tuple[Tensor, Tensor],
     ) -> dict[str, Tensor]:
         """Fine-grained localisation and decoupled distillation focal losses."""
@@ -210,7 +275,7 @@ class Criterion:
         terms = {"loss_fgl": self.weights.fgl * (entropy * quality[:, None]).sum() / count}
 
         if len(corners) > 1:
-            distilled = self._distillation(decoded, corners, pairs, quality, balance)
+            distilled = self._distillation(decoded, corners, pairs, quality, edges, balance)
             terms["loss_ddf"] = self.weights.ddf * distilled
         return terms
 
@@ -220,12 +285,14 @@ class Criterion:
         corners: Tensor,
         pairs: Pairs,
         quality: Tensor,
+        edges: _Edges,
         balance: tuple[Tensor, Tensor],
     ) -> Tensor:
         """KL divergence of each earlier layer's distributions from the last layer's.
 
         Matched edges weigh by their IoU and the others by the last layer's score; the two means
-        are balanced by the roots of their numbers among the matching queries.
+        (over the edges of the global batch, a layer) are balanced by the roots of their numbers among
+        the matching queries.
         """
         students, last = corners[:-1], len(corners) - 1
         teacher = (corners[-1].detach() / self.temperature).log_softmax(-1)
@@ -240,11 +307,9 @@ class Criterion:
         is_matched = torch.zeros_like(weight).index_put(where, weight.new_ones(()))
         loss = (divergence * weight).flatten(1)
         is_matched = is_matched.flatten(1)
-        positives = is_matched.sum(1)
-        negatives = is_matched.shape[1] - positives
         # Means are over edges, of which a query has four.
-        positive = (loss * is_matched).sum(1) / (4 * positives).clamp(min=1)
-        negative = (loss * (1 - is_matched)).sum(1) / (4 * negatives).clamp(min=1)
+        positive = (loss * is_matched).sum(1) / (4 * edges.matched.clamp(min=edges.least))
+        negative = (loss * (1 - is_matched)).sum(1) / (4 * edges.others.clamp(min=edges.least))
         up, down = balance
         return ((positive * up + negative * down) / (up + down)).sum()
 
@@ -266,11 +331,13 @@ def _paired(boxes: Tensor, targets: Targets, pairs: Pairs) -> tuple[Tensor, Tens
     return found, targets.boxes[pairs.image, pairs.target].to(found.dtype)
 
 
-def _balance(pairs: Pairs, decoded: Decoded) -> tuple[Tensor, Tensor]:
-    """Roots of the numbers of matched and of unmatched edges in one layer."""
-    layers, batch, queries = decoded.logits.shape[:3]
-    matched = torch.as_tensor(len(pairs.layer) / layers * 4, device=decoded.logits.device)
-    return matched.sqrt(), (batch * queries * 4 - matched).sqrt()
+def _all_layers(output: DetectorOutput) -> tuple[Tensor, Tensor]:
+    """Logits and boxes of everything that is matched, the encoder's selection last."""
+    logits, boxes = _stack(output.decoded)
+    return (
+        torch.cat((logits, full(output.encoder_logits)[None])),
+        torch.cat((boxes, full(output.encoder_boxes)[None])),
+    )
 
 
 def _denoising_matches(counts: Indices, rows: int, groups: int) -> Indices:

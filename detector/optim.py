@@ -14,51 +14,70 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm)  # noqa: S
 
 
 def build_optimizer(model: nn.Module, solver: SolverConfig) -> torch.optim.AdamW:
-    """Return AdamW over the trainable parameters in four groups: backbone or rest, decayed or not.
+    """Return AdamW over the trainable parameters, grouped by rate and by decayed or not.
 
-    Norms, biases and scalars are not decayed (D-FINE's recipe). The backbone is the attribute
-    `backbone`; its rate is `lr * backbone_lr_factor`.
+    Norms, biases and scalars are not decayed (D-FINE's recipe). The attribute `backbone` learns at
+    `lr * backbone_lr_factor`, each of its `stages` before the last (its `stem` comes first) at
+    `stage_lr_decay` times the rate of the one after.
     """
-    groups: dict[tuple[bool, bool], list[Tensor]] = {}
-    for in_backbone, decayed, parameter in _classified(model):
-        groups.setdefault((in_backbone, decayed), []).append(parameter)
+    groups: dict[tuple[float, bool], list[Tensor]] = {}
+    for rate, decayed, parameter in _classified(model, solver):
+        groups.setdefault((rate, decayed), []).append(parameter)
     return torch.optim.AdamW(
         [
             {
                 "params": parameters,
-                "lr": solver.lr * (solver.backbone_lr_factor if in_backbone else 1.0),
-                "base_lr": solver.lr * (solver.backbone_lr_factor if in_backbone else 1.0),
+                "lr": rate,
+                "base_lr": rate,
                 "weight_decay": solver.weight_decay if decayed else 0.0,
             }
-            for (in_backbone, decayed), parameters in sorted(groups.items())
+            for (rate, decayed), parameters in sorted(groups.items(), key=lambda item: item[0])
         ],
         betas=(0.9, 0.999),
     )
 
 
-def _classified(model: nn.Module) -> Iterator[tuple[bool, bool, Tensor]]:
-    """Yield `(in the backbone, decayed, parameter)`, each trainable parameter once."""
+def _classified(model: nn.Module, solver: SolverConfig) -> Iterator[tuple[float, bool, Tensor]]:
+    """Yield `(rate, decayed, parameter)`, each trainable parameter once."""
+    rates = _backbone_rates(model, solver)
     seen: set[Tensor] = set()
-    for path, module in model.named_modules():
-        in_backbone = path == "backbone" or path.startswith("backbone.")
+    for module in model.modules():
         for parameter in module.parameters(recurse=False):
             if parameter in seen or not parameter.requires_grad:
                 continue
             seen.add(parameter)
-            yield in_backbone, parameter.ndim > 1 and not isinstance(module, _NORMS), parameter
+            rate = rates.get(parameter, solver.lr)
+            yield rate, parameter.ndim > 1 and not isinstance(module, _NORMS), parameter
+
+
+def _backbone_rates(model: nn.Module, solver: SolverConfig) -> dict[Tensor, float]:
+    """Return the rate of each parameter of the backbone."""
+    backbone = getattr(model, "backbone", None)
+    if backbone is None:
+        return {}
+    top = solver.lr * solver.backbone_lr_factor
+    rates: dict[Tensor, float] = dict.fromkeys(backbone.parameters(), top)
+    stages = [part for part in (getattr(backbone, "stem", None),) if part is not None]
+    stages += list(getattr(backbone, "stages", ()))
+    for depth, stage in enumerate(reversed(stages)):
+        rates.update(dict.fromkeys(stage.parameters(), top * solver.stage_lr_decay**depth))
+    return rates
 
 
 def lr_factor(step: int, *, total_steps: int, solver: SolverConfig) -> float:
     """Return what the base rates are multiplied with in optimizer step `step` (from 0).
 
     Linear warm-up over `warmup_steps` (at most half the run), then `constant`, `cosine` down to
-    `final_lr_factor`, or `flat_cosine`: flat up to `flat_fraction` of the run, then cosine (DEIM).
+    `final_lr_factor`, `flat_cosine`: flat up to `flat_fraction` of the run, then cosine (DEIM), or
+    `step`: down by `step_factor` at each of the `milestones`, parts of the run.
     """
     warmup = min(solver.warmup_steps, total_steps // 2)
     if step < warmup:
         return (step + 1) / warmup
     if solver.schedule == "constant":
         return 1.0
+    if solver.schedule == "step":
+        return solver.step_factor ** sum(step >= part * total_steps for part in solver.milestones)
     start = warmup
     if solver.schedule == "flat_cosine":
         start = max(warmup, round(total_steps * solver.flat_fraction))

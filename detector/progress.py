@@ -44,6 +44,8 @@ class Progress:
     epoch_updates: int = 0  # optimizer steps of the epoch in progress
     best_metric: float | None = None
     best_epoch: int | None = None  # as people see it, from 1
+    judged_in_vain: int = 0  # evaluations since the best one
+    lr: float | None = None  # of the last batch
     epoch_losses: Meter = field(default_factory=Meter)
     window: Meter = field(default_factory=Meter)  # since the last row of steps.jsonl
 
@@ -59,8 +61,9 @@ class Progress:
             values[name] = Meter(**values[name])
         return cls(**values)
 
-    def count(self, losses: Mapping[str, float], *, stepped: bool) -> None:
+    def count(self, losses: Mapping[str, float], *, lr: float, stepped: bool) -> None:
         """Count one batch that is done."""
+        self.lr = lr
         self.step += 1
         self.batches += 1
         if stepped:
@@ -72,6 +75,14 @@ class Progress:
         else:
             self.skipped_steps += 1
             self.skipped_in_a_row += 1
+
+    def judge(self, score: float, *, epoch: int, is_better: bool) -> None:
+        """Take the result of an evaluation; one that found nothing to judge by (-1, NaN) says nothing."""
+        if is_better:
+            self.best_metric, self.best_epoch = score, epoch
+            self.judged_in_vain = 0
+        elif score >= 0.0:
+            self.judged_in_vain += 1
 
     def next_epoch(self) -> None:
         """Go on to the first batch of the next epoch."""

@@ -14,13 +14,15 @@ import traceback as traceback_module
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from detector.config import Config
+from detector.console import say
 from detector.files import RowLog, write_json
 from detector.status import blank_status
 
 DEFAULT_OUTPUT_DIR = "runs"
+_RESERVE_BYTES: Final = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,23 @@ class RunDirectory:
     @property
     def stop_request(self) -> Path:
         return self.path / "control" / "stop.json"
+
+    def hold_reserve(self) -> None:
+        """Keep some room, so that a run that fills the disk can still say how it ended.
+
+        Raises:
+            OSError: there is not even that much.
+        """
+        self._reserve.write_bytes(bytes(_RESERVE_BYTES))
+
+    def release_reserve(self) -> None:
+        """Give the room back, for the last words."""
+        with contextlib.suppress(OSError):
+            self._reserve.unlink()
+
+    @property
+    def _reserve(self) -> Path:
+        return self.path / ".reserve"
 
     @property
     def metrics(self) -> RowLog:
@@ -87,7 +106,9 @@ class RunDirectory:
         found = []
         for path in (self.path / "errors").glob("rank*.json"):
             with contextlib.suppress(OSError, ValueError):
-                found.append(json.loads(path.read_text(encoding="utf-8")))
+                entry = json.loads(path.read_text(encoding="utf-8"))
+                if isinstance(entry, dict) and {"time", "rank", "type", "message"} <= entry.keys():
+                    found.append(entry)  # as a rank writes it
         if not found:
             return None
         first: dict[str, Any] = min(found, key=lambda entry: str(entry["time"]))
@@ -140,8 +161,10 @@ def create_run_directory(
         os.rename(fresh, path)
     for folder in ("weights", "evaluation", "reasons", "errors", "control"):
         (path / folder).mkdir(exist_ok=True)
-    for stale in (*path.glob("reasons/rank*.json"), *path.glob("errors/rank*.json")):
-        stale.unlink()  # of an attempt before this one
+    run.hold_reserve()
+    left = ("reasons/rank*.json", "errors/rank*.json", "weights/.*")
+    for stale in (name for pattern in left for name in path.glob(pattern)):
+        stale.unlink()  # of an attempt before this one: its reasons, and the file it was killed at
     if not run.supervised:
         run.stop_request.unlink(missing_ok=True)
     if environ.get("RUN_DIR") and config.runtime.output_dir is not None:
@@ -161,4 +184,4 @@ def _link(link: Path, target: Path) -> None:
     try:
         link.symlink_to(target, target_is_directory=True)
     except OSError as error:
-        print(f"runtime.output_dir={link} is not linked to {target}: {error}", flush=True)
+        say(f"runtime.output_dir={link} is not linked to {target}: {error}")

@@ -22,9 +22,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from detector.config import ConfigError, RuntimeConfig
+from detector.cpus import usable_cpus
 
 T = TypeVar("T")
 CPU: Final = torch.device("cpu")
+_NOISE: Final = 9  # the stream of random numbers, apart from the loader's
+# With fewer pictures a card, its own statistics are too noisy to normalise with.
+_ENOUGH_FOR_STATISTICS: Final = 16
 # torch 2.13 renamed the argument and warns at the old name.
 _NO_BUFFER_SYNC: Final[dict[str, Any]] = (
     {"forward_sync_buffers": False}
@@ -54,13 +58,13 @@ class Runtime:
         """True on the rank that writes files and prints."""
         return self.rank == 0
 
-    def reduce_mean(self, value: Tensor) -> Tensor:
-        """Return the sum of `value` over the ranks divided by their number, on its device."""
+    def total(self, value: Tensor) -> Tensor:
+        """Return the sum of `value` over the ranks, on its device."""
         if not self.distributed:
             return value
         total = value.detach().clone()
         dist.all_reduce(total)
-        return total / self.world_size
+        return total
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum over the ranks, in float64 on the CPU."""
@@ -69,6 +73,14 @@ class Runtime:
         total = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(total, group=self.control_group)
         return cast("list[float]", total.tolist())
+
+    def max(self, value: int) -> int:
+        """Return the greatest rank's `value`."""
+        if not self.distributed:
+            return value
+        greatest = torch.tensor(value)
+        dist.all_reduce(greatest, op=dist.ReduceOp.MAX, group=self.control_group)
+        return int(greatest)
 
     def any_true(self, flag: bool) -> bool:
         """True on every rank where `flag` is true on at least one."""
@@ -106,15 +118,16 @@ class Runtime:
             buffer.copy_(flat[start : start + buffer.numel()].view_as(buffer))
             start += buffer.numel()
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def wrap(self, model: nn.Module, *, batch: int) -> nn.Module:
         """Return the model for training: with gradients averaged over the ranks.
 
         Batch-norm statistics are not broadcast at every step: rank 0's are the ones that are averaged
-        and saved, and in training mode they steer nothing. On CUDA they become synchronised ones.
+        and saved, and in training mode they steer nothing. On CUDA those that train become ones over
+        all ranks where a forward pass has few pictures a rank (`batch`); torch has none for the CPU.
         """
         if not self.distributed:
             return model
-        if self.device.type == "cuda":
+        if self.device.type == "cuda" and batch < _ENOUGH_FOR_STATISTICS:
             synchronize_norms(model)
         return DistributedDataParallel(
             model,
@@ -122,6 +135,14 @@ class Runtime:
             gradient_as_bucket_view=True,
             **_NO_BUFFER_SYNC,
         )
+
+    def gradients_stay(
+        self, network: nn.Module, stay: bool
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return the context of a micro-batch: gradients that `stay` wait for those of the next."""
+        if stay and isinstance(network, DistributedDataParallel):
+            return network.no_sync()
+        return contextlib.nullcontext()
 
     def place(self, model: nn.Module) -> nn.Module:
         """Move the model to the device; on CUDA its convolutions run channels last."""
@@ -131,18 +152,31 @@ class Runtime:
             return model
         return model.to(self.device)
 
-    def to_input(self, images: Tensor) -> Tensor:
-        """Return uint8 `(B, 3, H, W)` as float in 0..1 on the device, laid out as the model is."""
-        moved = images.to(self.device, non_blocking=True)
-        if self.device.type == "cuda":
-            moved = moved.contiguous(memory_format=torch.channels_last)
-        return moved.float() / 255.0
+    def to_input(self, images: Tensor, *, side: int | None = None) -> Tensor:
+        """Return uint8 `(B, 3, H, W)` as float in 0..1 on the device, laid out as the model is.
+
+        With a `side` other than theirs the pictures are resized to it there, `(B, 3, side, side)`.
+        """
+        layout = torch.channels_last if self.device.type == "cuda" else torch.contiguous_format
+        moved = images.to(self.device, non_blocking=True).contiguous(memory_format=layout)
+        scaled = moved.float() / 255.0
+        if side is None or images.shape[-2:] == (side, side):
+            return scaled
+        return nn.functional.interpolate(
+            scaled, size=(side, side), mode="bilinear", align_corners=False
+        )
 
     def autocast(self, precision: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
         """Return the context in which the network runs in `precision` (None: as it is)."""
         if precision is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, dtype=precision)
+
+    def gpu_memory_mb(self) -> list[int] | None:
+        """Return the peak memory of each rank's tensors, in 10^6 bytes; None on the CPU."""
+        if self.device.type != "cuda":
+            return None
+        return self.all_gather(round(torch.cuda.max_memory_allocated(self.device) / 1e6))
 
     def describe(self) -> dict[str, Any]:
         """Return this rank's entry of `status["ranks"]`."""
@@ -221,33 +255,6 @@ def set_threads(local_world_size: int) -> int:
     return threads
 
 
-def usable_cpus() -> int:
-    """Return the CPUs this process may use: its affinity, bounded by the cgroup's quota."""
-    try:
-        count = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS, Windows
-        count = os.cpu_count() or 1
-    return max(1, min(count, _cgroup_cpus() or count))
-
-
-def _cgroup_cpus() -> int | None:
-    """Return the quota in whole CPUs, None without one (cgroup v2, then v1)."""
-    try:
-        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
-            quota, period = file.read().split()
-    except (OSError, ValueError):
-        try:
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", encoding="ascii") as file:
-                quota = file.read().strip()
-            with open("/sys/fs/cgroup/cpu/cpu.cfs_period_us", encoding="ascii") as file:
-                period = file.read().strip()
-        except OSError:
-            return None
-    if quota in {"max", "-1"}:
-        return None
-    return max(1, int(quota) // int(period))
-
-
 def synchronize_norms(module: nn.Module) -> None:
     """Turn batch norms into ones with statistics over all ranks, in place; frozen ones stay frozen."""
     for name, child in module.named_children():
@@ -276,9 +283,13 @@ def make_scaler(
     return torch.amp.GradScaler(device.type, init_scale=init_scale, enabled=dtype == torch.float16)
 
 
-def step_generator(seed: int, *, epoch: int, step: int, rank: int) -> torch.Generator:
-    """Return a CPU generator that is a pure function of its arguments (denoising noise)."""
-    words = np.random.SeedSequence((seed, epoch, step, rank)).generate_state(1, np.uint64)
-    generator = torch.Generator()
-    generator.manual_seed(int(words[0]))
-    return generator
+def picture_generators(seed: int, *, epoch: int, places: range) -> list[torch.Generator]:
+    """Return a CPU generator for each place in the epoch's order (denoising noise).
+
+    Pure functions of their arguments: a picture's noise is the same on any number of ranks.
+    """
+    generators = []
+    for place in places:
+        words = np.random.SeedSequence((seed, _NOISE, epoch, place)).generate_state(1, np.uint64)
+        generators.append(torch.Generator().manual_seed(int(words[0])))
+    return generators

@@ -19,10 +19,11 @@ class ModelConfig:
     backbone_name: str = "hgnetv2_n"
     num_queries: int = 300
     num_denoising: int = 100  # noised ground truths a picture while training; 0 = off
-    weights: str | None = None  # start from this detector's file (D-FINE's, the hub's, or our .pt)
+    weights: str | None = None  # start from this: PATH (.safetensors, .pth, .pt), or hf://ORG/NAME
     backbone_weights: str | None = None  # or from this backbone's, the rest from scratch
-    # auto = what the authors hold fixed of this size, where the backbone starts from a file
-    freeze: Literal["auto", "none"] = "auto"
+    # held fixed, batch-norm statistics included; norms = every batch norm; auto = what the authors
+    # hold fixed of this size, where the backbone starts from a file
+    freeze: Literal["auto", "none", "stem", "backbone_norms", "norms", "backbone"] = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +31,21 @@ class DataConfig:
     """Which pictures, and what is done to them on the way to the network."""
 
     # auto = what `root` holds; coins, digits and synthetic are drawn in memory where `root` is null
-    format: Literal["auto", "yolo", "coins", "digits", "synthetic"] = "auto"
-    root: str | None = None  # folder (or data.yaml) of a data set
+    format: Literal["auto", "yolo", "coco", "voc", "pennfudan", "coins", "digits", "synthetic"] = (
+        "auto"
+    )
+    root: str | None = None  # folder (or data.yaml) of a data set; where its archive unpacks to
+    archive_object: str | None = None  # the staged archive's name in the store (--object-name)
+    archive_sha256: str | None = None  # and what it must hash to (--sha256)
+    train_annotations: str | None = None  # COCO: a JSON file of another name, from `root`
+    val_annotations: str | None = None
+    train_images: str | None = None  # COCO: the folder that its picture names start from
+    val_images: str | None = None
     classes: tuple[str, ...] = ()  # keep these classes only; empty = all
     image_size: int = 640  # side of the square that a picture is stretched to, pixels
     train_samples: int | None = None  # at most so many training pictures
     eval_samples: int | None = None
-    seed: int = 0  # of a set that is drawn; the order of pictures follows runtime.seed
+    seed: int = 0  # of a set or a split that is drawn; the order of pictures follows runtime.seed
     workers: int = 0  # loader processes a rank; 0 = in the training process
     cache: Literal["auto", "ram", "none"] = "auto"  # decoded pictures; auto = where they fit
     horizontal_flip: float = 0.5  # probability
@@ -44,6 +53,12 @@ class DataConfig:
     photometric: float = 0.0  # probability of a change of light and colour
     zoom_out: float = 0.0  # probability of a smaller picture on a larger black canvas
     iou_crop: float = 0.0  # probability of a crop around at least one object
+    mosaic: float = 0.0  # probability of four pictures in one
+    mixup: float = 0.0  # probability of another picture blended in
+    mix_until: float = 0.5  # the part of the run in which mosaic and mixup happen
+    strong_until: float = 0.9  # the part of the run before the last epochs, which only flip
+    multi_scale: float = 0.0  # 0.25 = each step at a side of 75 % to 125 % of image_size
+    max_unreadable: float = 0.01  # part of the pictures that may turn out broken while it trains
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +66,25 @@ class SolverConfig:
     """How the weights are changed. Steps are optimizer steps."""
 
     epochs: int = 72
-    batch_size: int = 16  # GLOBAL: divided over the ranks
+    batch_size: int = 16  # GLOBAL, of one optimizer step: divided over ranks and micro-batches
+    accumulate: int = 1  # micro-batches a step and rank, one after the other, to save memory
     lr: float = 2e-4
     backbone_lr_factor: float = 0.5
+    stage_lr_decay: float = 1.0  # a stage of the backbone learns at this times the next one's rate
     weight_decay: float = 1e-4
     warmup_steps: int = 500
-    schedule: Literal["flat_cosine", "cosine", "constant"] = "flat_cosine"
+    schedule: Literal["flat_cosine", "cosine", "step", "constant"] = "flat_cosine"
     flat_fraction: float = 0.5  # flat_cosine: the part of the run before the descent
     final_lr_factor: float = 0.05
+    milestones: tuple[float, ...] = (0.7, 0.9)  # step: the parts of the run after which it drops
+    step_factor: float = 0.1  # step: what each drop multiplies the rate with
     clip_norm: float = 0.1
     loss: Literal["vfl", "mal"] = "vfl"
     ema_decay: float = 0.999
     ema_warmup: float = 10.0  # the average spans about the last 1 / ema_warmup of the steps so far
     max_steps: int | None = None
     max_skipped_steps: int = 20  # in a row, then the run fails with advice
+    patience: int | None = None  # end after so many evaluations without a better best_metric
     save_interval: int | None = None  # also keep epoch_<N>.pt every so many epochs
     checkpoint_steps: int | None = None  # also save last.pt every so many optimizer steps
 
@@ -80,6 +100,7 @@ class RuntimeConfig:
     output_dir: str | None = None  # null = runs; where RUN_DIR is set, becomes a link to it
     max_hours: float | None = None
     timeout_seconds: float = 600.0  # a rank that waits longer for the others gives up
+    callbacks: tuple[str, ...] = ()  # module:function, called with each event (callbacks.py)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +108,8 @@ class LoggingConfig:
     """What is said while it trains."""
 
     log_interval: int = 10  # optimizer steps between two rows of steps.jsonl
+    # where the rows go too; a tracker that is not installed, fails or hangs never hurts the run
+    sinks: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,20 +172,31 @@ LIMITS: Final[dict[str, tuple[float, float | None]]] = {
     "data.photometric": (0, 1),
     "data.zoom_out": (0, 1),
     "data.iou_crop": (0, 1),
+    "data.mosaic": (0, 1),
+    "data.mixup": (0, 1),
+    "data.mix_until": (0, 1),
+    "data.strong_until": (0, 1),
+    "data.multi_scale": (0, 0.5),
+    "data.max_unreadable": (0, 1),
     "data.seed": _SEEDS,
     "solver.epochs": (1, 10**9),
     "solver.batch_size": (1, None),
+    "solver.accumulate": (1, 10_000),
     "solver.lr": (0, None),
     "solver.backbone_lr_factor": (0, None),
+    "solver.stage_lr_decay": (0, 1),
     "solver.weight_decay": (0, None),
     "solver.warmup_steps": (0, None),
     "solver.flat_fraction": (0, 1),
     "solver.final_lr_factor": (0, 1),
+    "solver.milestones": (0, 1),
+    "solver.step_factor": (0, 1),
     "solver.clip_norm": (0, None),
     "solver.ema_decay": (0, 1),
     "solver.ema_warmup": (0, None),
     "solver.max_steps": (1, 10**12),
     "solver.max_skipped_steps": (1, None),
+    "solver.patience": (1, None),
     "solver.save_interval": (1, None),
     "solver.checkpoint_steps": (1, None),
     "runtime.seed": _SEEDS,

@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from detector.console import say
 from detector.files import write_json
 
 SCHEMA_VERSION: Final = 1
@@ -69,6 +70,7 @@ class StatusWriter:
         self._supervised = supervised
         self._lock = threading.Lock()
         self._ended = threading.Event()
+        self._failing = False
         self._thread: threading.Thread | None = None
         self._started = time.monotonic()
         self._status = {**blank_status(), **_read(path)}
@@ -100,12 +102,22 @@ class StatusWriter:
             self._status.update(figures)
 
     def flush(self, **figures: Any) -> None:
-        """Set figures and write at once: a state or an epoch has changed."""
+        """Set figures and write at once: a state or an epoch has changed.
+
+        A full disk must not end the training: what could not be written is tried again.
+        """
         self.update(**figures)
         with self._lock:
             self._status["updated_at"] = utc_now()
             self._status["elapsed_seconds"] = round(time.monotonic() - self._started, 3)
-            write_json(self._path, self._status, indent=1)
+            try:
+                write_json(self._path, self._status, indent=1)
+            except OSError as error:
+                if not self._failing:
+                    say(f"not_written=status.json: {error.strerror or error}")
+                self._failing = True
+            else:
+                self._failing = False
 
     def snapshot(self) -> dict[str, Any]:
         """Return a copy of the status as it stands."""
@@ -129,10 +141,7 @@ class StatusWriter:
 
     def _run(self) -> None:
         while not self._ended.wait(_INTERVAL_SECONDS):
-            try:
-                self.flush()
-            except OSError as error:  # a full disk must not end the training; tried again
-                print(f"status.json not written: {error}", flush=True)
+            self.flush()
 
 
 def _read(path: Path) -> dict[str, Any]:

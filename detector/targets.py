@@ -17,7 +17,7 @@ __all__ = ["Targets"]
 class Targets(NamedTuple):
     """Padded ground truth of one batch.
 
-    Pad to the fullest image of the batch: M sets the number of denoising queries.
+    Pad to the fullest image of the (global) batch: M sets the number of denoising queries.
 
     Attributes:
         boxes: (B, M, 4) float32, centre x, centre y, width, height as fractions of the image.
@@ -38,6 +38,14 @@ class Targets(NamedTuple):
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Targets:
         """The same targets on another device."""
         return Targets(*(part.to(device, non_blocking=non_blocking) for part in self))
+
+    def padded_to(self, rows: int) -> Targets:
+        """The same boxes in at least `rows` rows an image."""
+        missing = rows - self.boxes.shape[1]
+        if missing <= 0:
+            return self
+        boxes = torch.nn.functional.pad(self.boxes, (0, 0, 0, missing))
+        return Targets(boxes, torch.nn.functional.pad(self.labels, (0, missing)), self.counts)
 
     @classmethod
     def pad(cls, boxes: Sequence[Tensor], labels: Sequence[Tensor]) -> Targets:

@@ -1,34 +1,36 @@
 """The training loop, top to bottom.
 
 Rate, forward, losses, backward, clip, step, average: in that order, in sight. Everything that is not
-the loop (ranks, files, what is said) is behind one call each.
+the loop (ranks, micro-batches, files, what is said) is behind one call each.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from detector.checkpoint import Architecture
-from detector.config import Config, ConfigError
-from detector.data.index import DataIndex, build_index
+from detector.config import Config
+from detector.data.index import build_index, check_same_classes
 from detector.data.loader import TrainLoader
-from detector.ema import WeightAverage
+from detector.files import keep_going
+from detector.listeners import open_listeners
 from detector.losses import Criterion
-from detector.optim import build_optimizer, count_steps, lr_factor, set_lr
-from detector.pretrained import start_from_weights
-from detector.progress import Progress
+from detector.microbatches import MicroBatch, averaging, check_batch_size, split
+from detector.models.detector import DetectorOutput
+from detector.optim import lr_factor, set_lr
 from detector.report import Reporter
-from detector.resume import TrainingState, carry_over, read_checkpoint
+from detector.resume import carry_over, read_checkpoint
 from detector.rundir import RunDirectory
-from detector.runtime import Runtime, amp_dtype, make_scaler, step_generator
+from detector.runtime import Runtime, amp_dtype
+from detector.state import TrainingState, build_state
 from detector.stopping import EXIT_RESUMABLE, StopRequest, StopWatch
+from detector.targets import Targets
 from detector.validate import Validator, better
 
 
@@ -71,7 +73,7 @@ def train(
         TrainingDivergedError: `solver.max_skipped_steps` in a row were not finite.
     """
     solver = config.solver
-    check_batch_size(solver.batch_size, runtime.world_size)
+    check_batch_size(solver.batch_size, world_size=runtime.world_size, accumulate=solver.accumulate)
     index = build_index(config.data, "train")
     loader = TrainLoader(
         index,
@@ -80,8 +82,11 @@ def train(
         rank=runtime.rank,
         world_size=runtime.world_size,
         seed=config.runtime.seed,
+        epochs=solver.epochs,
+        max_steps=solver.max_steps,
     )
     validator = Validator(config, runtime)
+    check_same_classes(index, validator.index)
     for part in (index, validator.index):
         for note in part.notes:
             report.say(f"data_note={part.name}: {note}")
@@ -92,7 +97,8 @@ def train(
         total_steps = min(total_steps, solver.max_steps)
 
     state = build_state(config, index, runtime, resuming=checkpoint is not None)
-    network = runtime.wrap(state.model)
+    share = solver.batch_size // (runtime.world_size * solver.accumulate)
+    network = runtime.wrap(state.model, batch=share)
     criterion = Criterion(index.num_classes, loss=solver.loss)
     resumed_from = None
     if checkpoint is not None:
@@ -101,6 +107,7 @@ def train(
         if runtime.is_main:
             carry_over(run, resumed_from, state.progress)
     progress = state.progress
+    report.listen(open_listeners(config, run, runtime, progress))
     report.begin(
         progress,
         planned_steps=total_steps,
@@ -116,6 +123,7 @@ def train(
             progress.optimizer_steps >= total_steps and progress.step == 0
         )
 
+    message = "completed"
     metrics: Mapping[str, float] | None = None
     while not finished():
         stop = train_epoch(
@@ -133,8 +141,8 @@ def train(
         if stop is not None:
             report.stopping(stop.message)
         # Before the evaluation: an end in the middle of that loses nothing but the evaluation.
-        state.save_last(run, config, runtime)
-        report.say(f"checkpoint_saved={run.last}")
+        if state.save_last(run, config, runtime):
+            report.saved(run.last, kind="last", progress=progress)
         if stop is not None:
             return Ending(stop.reason, stop.message, EXIT_RESUMABLE)
 
@@ -151,24 +159,33 @@ def train(
                 return Ending(stop.reason, stop.message, EXIT_RESUMABLE)
             metrics = validation.metrics
             if validation.result is not None:
-                validation.result.write(run.evaluation, epoch=number)
+                with keep_going("evaluation/*.json"):
+                    validation.result.write(run.evaluation, epoch=number)
             score = metrics[config.evaluation.best_metric]
-            if better(score, progress.best_metric):
-                progress.best_metric, progress.best_epoch = score, number
+            progress.judge(score, epoch=number, is_better=better(score, progress.best_metric))
+            if progress.best_epoch == number:
                 state.save_weights(run.best, config, runtime, epoch=number, metrics=metrics)
         if solver.save_interval and number % solver.save_interval == 0:
             path = run.weights / f"epoch_{number}.pt"
             state.save_weights(path, config, runtime, epoch=number, metrics=metrics)
+            report.saved(path, kind="epoch", progress=progress)
         report.epoch(progress, metrics=metrics)
         if progress.best_epoch == number:
             report.best(progress)
         progress.next_epoch()
+        if solver.patience and progress.judged_in_vain >= solver.patience:
+            message = (
+                f"ended early after epoch {number}: no better {config.evaluation.best_metric} in "
+                f"{progress.judged_in_vain} evaluations"
+            )
+            report.say(f"early_stop={message}")
+            break
 
     loader.close()
     if output is not None:
         state.save_weights(output, config, runtime, epoch=progress.epoch, metrics=metrics)
         report.say(f"checkpoint_saved={output}")
-    return Ending("completed", "completed", 0)
+    return Ending("completed", message, 0)
 
 
 def train_epoch(
@@ -195,52 +212,69 @@ def train_epoch(
         state.scaler,
     )
     precision = amp_dtype(runtime.device, enabled=config.runtime.amp)
-    updates = count_steps(optimizer)
+
+    def forward(part: MicroBatch) -> tuple[DetectorOutput, Targets]:
+        targets = part.targets.to(runtime.device)
+        images = runtime.to_input(part.images, side=loader.side(progress.epoch, progress.step))
+        noise = part.noise(config.runtime.seed, epoch=progress.epoch)
+        with runtime.autocast(precision):
+            return network(images, targets, noise), targets
+
     network.train()
     batches = loader.epoch(progress.epoch, start_step=progress.step)
     while progress.step < loader.steps_per_epoch and progress.optimizer_steps < total_steps:
         waiting = time.monotonic()
         batch = next(batches)
         began = time.monotonic()
-        images, targets = runtime.to_input(batch.images), batch.targets.to(runtime.device)
-        noise = step_generator(
-            config.runtime.seed, epoch=progress.epoch, step=progress.step, rank=runtime.rank
-        )
         factor = lr_factor(progress.optimizer_steps, total_steps=total_steps, solver=solver)
         lr = set_lr(optimizer, factor)
 
-        with runtime.autocast(precision):
-            output = network(images, targets, noise)
-        losses = criterion(output, targets, reduce_mean=runtime.reduce_mean)
+        parts = split(batch, parts=solver.accumulate, step=progress.step, runtime=runtime)
+        over = averaging(
+            parts,
+            forward=forward,
+            network=network,
+            spec=state.model.spec,
+            criterion=criterion,
+            runtime=runtime,
+        )
+        optimizer.zero_grad(set_to_none=True)
+        terms = []
+        for part, matches in zip(parts, over.matches, strict=True):
+            with runtime.gradients_stay(network, not part.last):
+                output, targets = forward(part)
+                losses = criterion(
+                    output, targets, matches=matches, total=over.total, shares=runtime.world_size
+                )
+                scaler.scale(losses["total"]).backward()  # type: ignore[no-untyped-call]
+            terms.append({name: value.detach() for name, value in losses.items()})
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(state.model.parameters(), solver.clip_norm or math.inf)
 
-        # One exchange a step: does anyone want to stop, is every loss finite, what are the means?
+        # One exchange a step: does anyone want to stop, is everything finite, what are the means?
         asked = watch.requested()
-        names, values = reported(losses)
-        finite = all(map(math.isfinite, values))
-        stopping, broken, *sums = runtime.sum([asked is not None, not finite, *values])
+        names, values, grad_norm = reported(terms, norm)
+        finite = all(map(math.isfinite, values)) and (
+            math.isfinite(grad_norm) or scaler.is_enabled()  # which looks for itself
+        )
+        told = [asked is not None, not finite, began - waiting, *values]
+        stopping, broken, waited, *sums = runtime.sum(told)
         means = {name: total / runtime.world_size for name, total in zip(names, sums, strict=True)}
 
-        steps_before, grad_norm = updates.count, math.nan
+        steps_before = state.updates.count
         if not broken:
-            optimizer.zero_grad(set_to_none=True)
-            scaler.scale(losses["total"]).backward()  # type: ignore[no-untyped-call]
-            scaler.unscale_(optimizer)
-            norm = nn.utils.clip_grad_norm_(state.model.parameters(), solver.clip_norm or math.inf)
-            grad_norm = float(norm)
-            if scaler.is_enabled() or math.isfinite(grad_norm):  # a scaler looks for itself
-                scaler.step(optimizer)
-            scaler.update()
-        stepped = updates.count > steps_before
+            scaler.step(optimizer)
+        scaler.update(scaler.get_scale() if broken else None)  # the scale is not to blame
+        stepped = state.updates.count > steps_before
         if stepped:
             state.ema.update(state.model)
 
-        progress.count(means, stepped=stepped)
+        progress.count(means, lr=lr, stepped=stepped)
         report.step(
             progress,
             loss=means["loss"],
-            lr=lr,
             grad_norm=grad_norm,
-            data_seconds=began - waiting,
+            data_seconds=waited / runtime.world_size,
             step_seconds=time.monotonic() - began,
             stepped=stepped,
         )
@@ -254,63 +288,24 @@ def train_epoch(
         every = solver.checkpoint_steps
         if every and stepped and progress.optimizer_steps % every == 0:
             state.save_last(run, config, runtime)
+            report.saved(run.last, kind="last", progress=progress)
     return None
 
 
-def build_state(
-    config: Config, index: DataIndex, runtime: Runtime, *, resuming: bool = False
-) -> TrainingState:
-    """Return network, average, optimizer and scaler at the start of a run, alike on every rank.
+def reported(
+    terms: Sequence[Mapping[str, Tensor]], norm: Tensor
+) -> tuple[list[str], list[float], float]:
+    """Return names and values of the losses, summed over micro-batches, and the gradient's norm.
 
-    Raises:
-        WeightsError: the file that `model.weights` names cannot be used; not read where a checkpoint
-            is about to replace everything.
+    `loss` is the total. The denoising queries' terms are left out. One copy to the CPU.
     """
-    torch.manual_seed(config.runtime.seed)
-    architecture = Architecture(
-        backbone_name=config.model.backbone_name,
-        num_classes=index.num_classes,
-        num_queries=config.model.num_queries,
-        num_denoising=config.model.num_denoising,
-    )
-    network = architecture.build()
-    start_from_weights(network, config.model, runtime, resuming=resuming)
-    model = runtime.place(network)
-    precision = amp_dtype(runtime.device, enabled=config.runtime.amp)
-    return TrainingState(
-        architecture=architecture,
-        class_names=tuple(index.class_names),
-        data_fingerprint=index.fingerprint(),
-        model=model,
-        ema=WeightAverage(model, decay=config.solver.ema_decay, warmup=config.solver.ema_warmup),
-        optimizer=build_optimizer(model, config.solver),
-        scaler=make_scaler(runtime.device, precision, init_scale=config.runtime.amp_init_scale),
-        progress=Progress(),
-    )
-
-
-def reported(losses: Mapping[str, Tensor]) -> tuple[list[str], list[float]]:
-    """Return names and values of the terms that every rank has at every step; `loss` is the total.
-
-    The terms of the denoising queries are left out: a rank without a box has none. One copy to the CPU.
-    """
-    names = ["total", *sorted(n for n in losses if n != "total" and not n.endswith("_dn"))]
-    values = torch.stack([losses[name].detach().float() for name in names]).tolist()
-    return ["loss", *names[1:]], values
+    names = ["total", *sorted(n for n in terms[0] if n != "total" and not n.endswith("_dn"))]
+    rows = [torch.stack([losses[name].float() for name in names]) for losses in terms]
+    values = torch.cat((torch.stack(rows).sum(0), norm.float()[None])).tolist()
+    return ["loss", *names[1:]], values[:-1], values[-1]
 
 
 def settle(runtime: Runtime, asked: StopRequest | None) -> StopRequest:
     """Return the same request on every rank: a limit's before a person's, the lowest rank's first."""
     requests = [request for request in runtime.all_gather(asked) if request is not None]
     return min(requests, key=lambda request: request.reason != "timed_out")
-
-
-def check_batch_size(global_batch: int, world_size: int) -> None:
-    """Raise ConfigError with two values that work where the ranks cannot share the batch evenly."""
-    if global_batch % world_size:
-        lower = global_batch // world_size * world_size
-        works = (lower, lower + world_size) if lower else (world_size, 2 * world_size)
-        raise ConfigError(
-            f"solver.batch_size={global_batch} cannot be divided over {world_size} ranks; "
-            f"{works[0]} and {works[1]} can."
-        )

@@ -297,19 +297,51 @@ def test_weights_scale_their_terms() -> None:
             assert weighted[key].item() == pytest.approx(factor * plain[key].item(), rel=1e-9), key
 
 
-def test_counts_are_averaged_over_ranks() -> None:
-    targets, output = make_targets(2, 1), make_output((2, 1), fdr=False)
-    seen = []
+def part_of(output: DetectorOutput, image: int) -> DetectorOutput:
+    """The output of one picture of the batch."""
+    rows = slice(image, image + 1)
 
-    def reduce_mean(counts: Tensor) -> Tensor:
-        seen.append(counts.clone())
-        return counts * 2
+    def cut(decoded: Decoded | None) -> Decoded | None:
+        if decoded is None:
+            return None
+        values = [decoded.logits[:, rows], decoded.boxes[:, rows]]
+        if decoded.corners is not None:
+            values += [decoded.corners[:, rows], decoded.initial[rows]]
+            values += [decoded.pre_logits[rows], decoded.pre_boxes[rows]]
+        return Decoded(*values)
 
-    alone = Criterion(CLASSES)(output, targets)
-    among = Criterion(CLASSES)(output, targets, reduce_mean=reduce_mean)
-    assert seen[0].tolist() == [3, 0]
-    for name, value in alone.items():
-        assert among[name].item() == pytest.approx(value.item() / 2, rel=1e-9), name
+    return DetectorOutput(
+        cut(output.decoded),
+        output.encoder_logits[rows],
+        output.encoder_boxes[rows],
+        cut(output.denoised),
+        output.groups,
+        output.spec,
+    )
+
+
+@pytest.mark.parametrize("fdr", [True, False])
+@pytest.mark.parametrize("counts", [(2, 1), (0, 1), (0, 0), (7, 0)])
+@pytest.mark.parametrize("shares", [1, 2])
+def test_the_parts_of_a_batch_add_up_to_the_whole(
+    counts: tuple[int, ...], fdr: bool, shares: int
+) -> None:
+    """Also where a part has no box: as micro-batches, and as ranks whose gradients are averaged."""
+    criterion = Criterion(CLASSES)
+    targets, output = make_targets(*counts), make_output(counts, fdr=fdr)
+    whole = criterion(output, targets)
+    parts = [part_of(output, image) for image in range(2)]
+    wanted = [Targets(*(values[i : i + 1] for values in targets)) for i in range(2)]
+    matches = [criterion.match(*pair) for pair in zip(parts, wanted, strict=True)]
+    total = sum(one.counts(labels) for one, labels in zip(matches, wanted, strict=True))
+    assert total.tolist()[::2] == [sum(counts), 2]
+    terms = [
+        criterion(part, labels, matches=one, total=lambda _: total, shares=shares)
+        for part, labels, one in zip(parts, wanted, matches, strict=True)
+    ]
+    for name, value in whole.items():
+        found = sum(one[name].item() for one in terms) / shares
+        assert found == pytest.approx(value.item(), rel=1e-6, abs=1e-9), name
 
 
 @pytest.mark.parametrize("fdr", [True, False])
@@ -382,3 +414,23 @@ def test_the_teacher_is_not_trained_by_its_students() -> None:
     grad = output.decoded.corners.grad
     assert grad[:-1].any()
     assert not grad[-1].any()
+
+
+@pytest.mark.parametrize("loss", ["vfl", "mal"])
+def test_classification_pulls_each_score_to_its_goal(loss: str) -> None:
+    """The gradient of a logit is weight * (p - goal): neither the weight nor the goal is trained."""
+    targets, output = make_targets(2, 1), make_output((2, 1), fdr=False, groups=0)
+    Criterion(CLASSES, loss=loss)(output, targets)[f"loss_{loss}"].backward()
+    logits, boxes = output.logits.detach(), output.boxes.detach()
+    p = logits.sigmoid()
+    weight = 0.75 * p**2 if loss == "vfl" else p**1.5
+    goal = torch.zeros_like(p)
+    for layer, rows in enumerate(match(logits, boxes, targets).layers):
+        for image, query, target in rows.tolist():
+            found, wanted = boxes[layer, image, query], targets.boxes[image, target].double()
+            quality, _ = plain_giou(corners_of(found.tolist()), corners_of(wanted.tolist()))
+            place = layer, image, query, int(targets.labels[image, target])
+            goal[place] = quality if loss == "vfl" else quality**1.5
+            weight[place] = quality if loss == "vfl" else 1.0
+    torch.testing.assert_close(output.logits.grad, weight * (p - goal) / 3)
+    assert output.boxes.grad is None or not output.boxes.grad.any()

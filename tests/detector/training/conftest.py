@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -155,3 +156,117 @@ def finish_ranks() -> Callable[..., list[tuple[int, str]]]:
         return ends
 
     return finish
+
+
+class Forker:
+    """Starts ranks as forks of a process that has imported everything; seconds instead of tens."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "n.yaml"
+        self.config.write_text(TINY)
+        program = Path(__file__).with_name("programs.py")
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+        environment |= {"OMP_NUM_THREADS": "1"}
+        for name in ("RUN_DIR", "RUN_ID", "RUN_SUPERVISED", "RANK", "LOCAL_RANK", "WORLD_SIZE"):
+            environment.pop(name, None)
+        self._server = subprocess.Popen(
+            [sys.executable, str(program), "serve"],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._running: set[int] = set()
+
+    def _ask(self, **request: object) -> int:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(request) + "\n")
+        self._server.stdin.flush()
+        return int(self._server.stdout.readline())
+
+    def start(
+        self,
+        run: str,
+        *overrides: str,
+        world_size: int = 1,
+        resume: str | None = None,
+        hook: str | None = None,
+        **environment: str,
+    ) -> list[int]:
+        """Train in `<folder>/<run>`; returns the ranks' pids. What they print is in `<run>.log`."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        argv = ["train", "--config", str(self.config), "--set", "data.cache=none", *overrides]
+        argv += ["--resume", resume] if resume else []
+        pids = []
+        for rank in range(world_size):
+            shared = {
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                "WORLD_SIZE": str(world_size),
+                "LOCAL_WORLD_SIZE": str(world_size),
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "RUN_DIR": str(self.folder / run),
+                **environment,
+            }
+            log = str(self.folder / f"{run}.log")
+            request = {"argv": argv, "env": shared, "log": log, "hook": hook}
+            pids.append(self._ask(**request, cwd=str(self.folder)))
+        self._running.update(pids)
+        return pids
+
+    def run(self, program: str, *arguments: str, world_size: int = 1) -> list[int]:
+        """Start a program of `programs.py`; returns the ranks' pids. They print to `<program>.log`."""
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        pids = []
+        for rank in range(world_size):
+            shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+            shared |= {"WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
+            shared |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            log = str(self.folder / f"{program}.log")
+            request = {"program": program, "argv": arguments, "env": shared, "log": log}
+            pids.append(self._ask(**request, cwd=str(self.folder)))
+        self._running.update(pids)
+        return pids
+
+    def wait(self, pids: Sequence[int]) -> list[int]:
+        """Return the exit codes, negative for a signal."""
+        codes = []
+        for pid in pids:
+            codes.append(self._ask(wait=pid))
+            self._running.discard(pid)
+        return codes
+
+    def train(self, run: str, *overrides: str, **options: object) -> list[int]:
+        """`start` and `wait`."""
+        return self.wait(self.start(run, *overrides, **options))
+
+    def kill(self, pids: Sequence[int]) -> None:
+        """SIGKILL, and wait."""
+        for pid in pids:
+            os.kill(pid, 9)
+        self.wait(pids)
+
+    def log(self, run: str) -> str:
+        """Return what all attempts of a run printed."""
+        return (self.folder / f"{run}.log").read_text()
+
+    def close(self) -> None:
+        """Leave nothing behind."""
+        for pid in self._running:
+            os.kill(pid, 9)
+        self._server.communicate(timeout=60)
+
+
+@pytest.fixture(scope="module")
+def forker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forker]:
+    """Ranks that start fast, one server a module."""
+    server = Forker(tmp_path_factory.mktemp("forks"))
+    yield server
+    server.close()

@@ -1,9 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import os
-import signal
-import subprocess
-import sys
+import random
 import time
 from pathlib import Path
 
@@ -24,8 +23,8 @@ from detector.checkpoint import (
     save_checkpoint,
 )
 from detector.files import RowLog, replacing
+from tests.detector.training.conftest import Forker
 
-ROOT = Path(__file__).resolve().parents[3]
 ARCHITECTURE = Architecture("hgnetv2_n", num_classes=2, num_queries=10, num_denoising=10)
 
 
@@ -150,41 +149,46 @@ def test_the_newest_run_is_found(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == tmp_path / "a" / "weights" / "last.pt"
 
 
-WRITER = """
-import sys, torch
-from pathlib import Path
-from detector.checkpoint import previous_of, save_checkpoint
-path = Path(sys.argv[1])
-count = 0
-while True:
-    count += 1
-    weights = torch.full((200_000,), float(count))
-    state = {"format_version": 1, "kind": "training", "count": count, "model": {"w": weights}}
-    save_checkpoint(path, state, previous=previous_of(path))
-    print(count, flush=True)
-"""
-
-
-def test_a_writer_killed_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
+def kill_writers(forker: Forker, tmp_path: Path, *, times: int) -> int:
+    """Kill a writer so many times; returns how often it was in the middle of a file."""
     path = tmp_path / "weights" / "last.pt"
-    for delay in (0.0, 0.003, 0.011):
-        writer = subprocess.Popen(
-            [sys.executable, "-c", WRITER, str(path)],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert writer.stdout is not None
-        written = [writer.stdout.readline() for _ in range(3)][-1]
-        deadline = time.monotonic() + delay
-        while time.monotonic() < deadline:
+    announced = path.with_name("written")
+    draw = random.Random(0)
+    torn = 0
+    for _ in range(times):
+        with contextlib.suppress(FileNotFoundError):
+            announced.unlink()
+        pids = forker.run("write_checkpoints", str(path))
+        deadline = time.monotonic() + 60
+        while not announced.exists():
+            assert time.monotonic() < deadline
+        until = time.monotonic() + draw.random() * 0.02
+        while time.monotonic() < until:
             pass
-        writer.send_signal(signal.SIGKILL)
-        writer.wait()
-        writer.stdout.close()
+        written = int(announced.read_text() or 0)
+        forker.kill(pids)
         state = load_checkpoint(path)
-        assert state["count"] >= int(written)
+        assert state["count"] >= written
         assert float(state["model"]["w"].mean()) == state["count"]
+        left = [name for name in path.parent.iterdir() if name.name.startswith(".last.pt.")]
+        torn += bool(left)
+        for name in left:
+            name.unlink()
+    return torn
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_checkpoint_that_loads(
+    forker: Forker, tmp_path: Path
+) -> None:
+    assert kill_writers(forker, tmp_path, times=20) > 0
+
+
+@pytest.mark.campaign
+@pytest.mark.timeout(3600)
+def test_a_writer_killed_200_times_leaves_a_checkpoint_that_loads(
+    forker: Forker, tmp_path: Path
+) -> None:
+    assert kill_writers(forker, tmp_path, times=200) > 20
 
 
 def test_rows_are_whole_and_a_torn_last_one_is_left_out(tmp_path: Path) -> None:

@@ -44,6 +44,12 @@ def test_the_options_are_these() -> None:
         "model.freeze",
         "data.format",
         "data.root",
+        "data.archive_object",
+        "data.archive_sha256",
+        "data.train_annotations",
+        "data.val_annotations",
+        "data.train_images",
+        "data.val_images",
         "data.classes",
         "data.image_size",
         "data.train_samples",
@@ -56,21 +62,32 @@ def test_the_options_are_these() -> None:
         "data.photometric",
         "data.zoom_out",
         "data.iou_crop",
+        "data.mosaic",
+        "data.mixup",
+        "data.mix_until",
+        "data.strong_until",
+        "data.multi_scale",
+        "data.max_unreadable",
         "solver.epochs",
         "solver.batch_size",
+        "solver.accumulate",
         "solver.lr",
         "solver.backbone_lr_factor",
+        "solver.stage_lr_decay",
         "solver.weight_decay",
         "solver.warmup_steps",
         "solver.schedule",
         "solver.flat_fraction",
         "solver.final_lr_factor",
+        "solver.milestones",
+        "solver.step_factor",
         "solver.clip_norm",
         "solver.loss",
         "solver.ema_decay",
         "solver.ema_warmup",
         "solver.max_steps",
         "solver.max_skipped_steps",
+        "solver.patience",
         "solver.save_interval",
         "solver.checkpoint_steps",
         "runtime.device",
@@ -80,7 +97,9 @@ def test_the_options_are_these() -> None:
         "runtime.output_dir",
         "runtime.max_hours",
         "runtime.timeout_seconds",
+        "runtime.callbacks",
         "logging.log_interval",
+        "logging.sinks",
         "evaluation.interval",
         "evaluation.batch_size",
         "evaluation.best_metric",
@@ -90,7 +109,8 @@ def test_the_options_are_these() -> None:
 
 @pytest.mark.parametrize("name", list_configs(ROOT))
 def test_every_configuration_of_the_project_loads(name: str) -> None:
-    config = load_config(name, search=ROOT, environ={"COCO128_DIR": "/photographs"})
+    names = ("COCO128_DIR", "DATA_ROOT", "DETECTOR_WEIGHTS")
+    config = load_config(name, search=ROOT, environ=dict.fromkeys(names, "/elsewhere"))
     assert config.source.endswith(f"{name}.yaml")
 
 
@@ -132,7 +152,21 @@ def test_an_unknown_section_is_answered_with_the_nearest(tmp_path: Path) -> None
         ("runtime.amp=1", "runtime.amp must be true or false, not '1'"),
         ("solver.lr=fast", "solver.lr must be a number, not 'fast'"),
         ("solver.lr=nan", "solver.lr must be at least 0, not nan"),
-        ("solver.schedule=steps", "solver.schedule must be one of flat_cosine, cosine, constant"),
+        (
+            "solver.schedule=steps",
+            "solver.schedule must be one of flat_cosine, cosine, step, constant, not 'steps'",
+        ),
+        ("solver.milestones=[0.5, 2]", "solver.milestones must be from 0 to 1, not 2.0"),
+        ("solver.milestones=late", "solver.milestones must be a number, not 'late'"),
+        ("solver.patience=0", "solver.patience must be at least 1, not 0"),
+        (
+            "logging.sinks=tensorbord",
+            "logging.sinks must be one of tensorboard, wandb, mlflow, not 'tensorbord'",
+        ),
+        (
+            "runtime.callbacks=push.py",
+            "runtime.callbacks must be a list of module:function, not 'push.py'",
+        ),
         ("solver.batch_size=0", "solver.batch_size must be at least 1, not 0"),
         ("data.horizontal_flip=2", "data.horizontal_flip must be from 0 to 1, not 2.0"),
         (
@@ -151,10 +185,13 @@ def test_an_unknown_section_is_answered_with_the_nearest(tmp_path: Path) -> None
         ("data.image_size=1048576", "data.image_size must be from 32 to 8192, not 1048576"),
         ("runtime.seed=18446744073709551616", "runtime.seed must be from 0 to 9223372036854775807"),
         ("runtime.timeout_seconds=1e30", "runtime.timeout_seconds must be from 1 to 10000000"),
-        ("model.freeze=all", "model.freeze must be one of auto, none, not 'all'"),
         (
-            "model.weights=hf://org/name",
-            "model.weights=hf://org/name (in --set model.weights=hf://org/name): fetching from",
+            "model.freeze=all",
+            "model.freeze must be one of auto, none, stem, backbone_norms, norms, backbone, not 'all'",
+        ),
+        (
+            "model.weights=hf://org",
+            "model.weights (in --set model.weights=hf://org): hf://org is no place on the hub",
         ),
         ("solver.lr", "'solver.lr' is not an override; write section.key=value"),
     ],
@@ -175,6 +212,10 @@ def test_a_wrong_value_is_one_sentence(override: str, expected: str) -> None:
         ("data.classes=car, bus", ("car", "bus")),
         ("data.classes=[car]", ("car",)),
         ("data.classes=null", ()),
+        ("solver.milestones=[0.5,0.75]", (0.5, 0.75)),
+        ("solver.milestones=1", (1.0,)),
+        ("logging.sinks=tensorboard,mlflow", ("tensorboard", "mlflow")),
+        ("runtime.callbacks=a.b:c", ("a.b:c",)),
         ("data.root=~", None),
         ("runtime.amp=false", False),
     ],
@@ -258,6 +299,17 @@ def test_the_resolved_configuration_reads_back_equal(tmp_path: Path) -> None:
     assert dataclasses.replace(load_config(path), source="") == dataclasses.replace(
         config, source=""
     )
+
+
+def test_a_list_in_a_file_is_read_like_one_in_an_override(tmp_path: Path) -> None:
+    text = "solver:\n  milestones: [1, 0.5]\nlogging:\n  sinks: [tensorboard]\n"
+    config = load_config(write(tmp_path / "a.yaml", text))
+    assert config.solver.milestones == (1.0, 0.5)
+    assert config.logging.sinks == ("tensorboard",)
+    path = write(tmp_path / "b.yaml", "solver:\n  milestones: 0.5\n")
+    assert "solver.milestones must be a list of numbers, not '0.5'" in sentence(name=path)
+    path = write(tmp_path / "c.yaml", "logging:\n  sinks: wandb\n")
+    assert "logging.sinks must be a list of names, not 'wandb'" in sentence(name=path)
 
 
 def test_a_configuration_cannot_be_changed() -> None:

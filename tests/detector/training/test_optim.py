@@ -81,6 +81,75 @@ def test_cosine_descends_from_the_end_of_the_warm_up() -> None:
     assert rates[60] == pytest.approx(0.5)
 
 
+def test_step_drops_at_each_milestone() -> None:
+    rates = factors(100, warmup_steps=2, schedule="step", milestones=(0.5, 0.8), step_factor=0.1)
+    assert rates[:2] == [0.5, 1.0]
+    assert rates[49:51] == [1.0, 0.1]
+    assert rates[79:81] == pytest.approx([0.1, 0.01])
+
+
+def test_earlier_stages_of_the_backbone_learn_more_slowly() -> None:
+    from detector.models.detector import build_detector
+
+    model = build_detector("hgnetv2_n", num_classes=2)
+    solver = SolverConfig(lr=1e-3, backbone_lr_factor=0.5, stage_lr_decay=0.5)
+    rates = {name: rate for name, (rate, _) in groups_of(model, solver).items()}
+    stages = len(model.backbone.stages)
+    for stage in range(stages):
+        found = {r for name, r in rates.items() if name.startswith(f"backbone.stages.{stage}.")}
+        assert found == {5e-4 * 0.5 ** (stages - 1 - stage)}
+    assert {r for name, r in rates.items() if "backbone.stem." in name} == {5e-4 * 0.5**stages}
+    assert {r for name, r in rates.items() if not name.startswith("backbone.")} == {1e-3}
+
+
+@pytest.mark.parametrize(
+    ("freeze", "still", "moving"),
+    [
+        ("none", (), ("backbone.stem", "backbone.stages", "encoder", "decoder")),
+        ("stem", ("backbone.stem",), ("backbone.stages", "encoder", "decoder")),
+        ("backbone", ("backbone",), ("encoder", "decoder")),
+    ],
+)
+def test_what_is_frozen_neither_learns_nor_changes_its_statistics(
+    freeze: str, still: tuple[str, ...], moving: tuple[str, ...]
+) -> None:
+    from detector.config import ModelConfig
+    from detector.freezing import hold_fixed
+    from detector.models.detector import build_detector
+
+    model = build_detector("hgnetv2_n", num_classes=2, num_queries=10)
+    assert hold_fixed(model, ModelConfig(freeze=freeze)) == still
+    optimizer = build_optimizer(model, SolverConfig(lr=1e-2))
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    model.train()
+    output = model(torch.rand(2, 3, 64, 64))
+    (output.logits.square().sum() + output.boxes.square().sum()).backward()
+    optimizer.step()
+    changed = [key for key, value in model.state_dict().items() if not value.equal(before[key])]
+    assert not [key for key in changed if key.startswith(still)] if still else True
+    for part in moving:
+        assert [key for key in changed if key.startswith(f"{part}.")], part
+
+
+@pytest.mark.parametrize("freeze", ["norms", "backbone_norms"])
+def test_frozen_norms_hold_their_statistics_and_the_rest_learns(freeze: str) -> None:
+    from detector.config import ModelConfig
+    from detector.freezing import hold_fixed
+    from detector.models.detector import build_detector
+
+    model = build_detector("hgnetv2_n", num_classes=2, num_queries=10)
+    hold_fixed(model, ModelConfig(freeze=freeze))
+    before = {key: value.clone() for key, value in model.named_buffers()}
+    model.train()
+    model(torch.rand(2, 3, 64, 64))
+    changed = [key for key, value in model.named_buffers() if not value.equal(before[key])]
+    assert not [key for key in changed if freeze == "norms" or key.startswith("backbone.")]
+    assert bool(changed) == (freeze == "backbone_norms")
+    assert all(
+        p.requires_grad for n, p in model.backbone.named_parameters() if n.endswith("conv.weight")
+    )
+
+
 def test_past_its_end_a_schedule_stays_at_the_final_rate() -> None:
     solver = SolverConfig(warmup_steps=0, final_lr_factor=0.1)
     assert lr_factor(500, total_steps=100, solver=solver) == pytest.approx(0.1)

@@ -11,12 +11,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from detector import hub
 from detector.checkpoint import load_checkpoint
 from detector.config import ModelConfig
 from detector.models.detector import Detector, build_detector
 from detector.models.specs import find_spec
 from detector.models.weights import WeightsError, export_state
-from detector.pretrained import start_from_weights
+from detector.pretrained import licence_of, start_from_weights
 from detector.runtime import Runtime
 
 TrainHere = Callable[..., SimpleNamespace]
@@ -115,6 +116,76 @@ def test_where_one_rank_cannot_read_the_file_no_rank_goes_on(tmp_path: Path) -> 
     file = exported(tmp_path / "own.safetensors", num_classes=3)
     with pytest.raises(WeightsError, match="no weights file there"):
         start_from_weights(network(), ModelConfig(weights=str(file)), WithoutLuckyNeighbour())
+
+
+@pytest.mark.parametrize("key", ["weights", "backbone_weights"])
+def test_weights_come_from_the_hub(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = exported(tmp_path / "model.safetensors", num_classes=3)
+    asked: list[hub.HubReference] = []
+
+    def fetch(reference: hub.HubReference) -> Path:
+        asked.append(reference)
+        return file
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    model = network()
+    start_from_weights(model, ModelConfig(**{key: "hf://org/name@v1"}), Runtime())
+    assert asked == [hub.HubReference("org/name", "v1")]
+    assert torch.equal(
+        model.backbone.state_dict()["stem.stem1.conv.weight"],
+        network(seed=7).backbone.state_dict()["stem.stem1.conv.weight"],
+    )
+    assert "weights_loaded=hf://org/name@v1 layout=hub" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("local_rank", "fetches"), [(0, 1), (1, 0)])
+def test_one_rank_a_machine_downloads_and_all_read_its_file(
+    local_rank: int, fetches: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = exported(tmp_path / "model.safetensors", num_classes=3)
+    asked: list[hub.HubReference] = []
+
+    class OnTheSecondMachine(Runtime):
+        """Ranks 2 and 3; the first machine's file lies elsewhere."""
+
+        def all_gather(self, value: object) -> list[object]:
+            return ["/first/machine", "", str(file), ""] if isinstance(value, str) else [value]
+
+    def fetch(reference: hub.HubReference) -> Path:
+        asked.append(reference)
+        return file
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    runtime = OnTheSecondMachine(rank=2 + local_rank, local_rank=local_rank, world_size=4)
+    start_from_weights(network(), ModelConfig(weights="hf://org/name"), runtime)
+    assert len(asked) == fetches
+
+
+@pytest.mark.parametrize(
+    ("reference", "sentence"),
+    [
+        ("hf://org", "hf://org is no place on the hub: write hf://ORG/NAME"),
+        ("hf://org/name", "the hub said no"),
+    ],
+)
+def test_what_the_hub_does_not_give_ends_every_rank_in_one_sentence(
+    reference: str, sentence: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fetch(reference: hub.HubReference) -> Path:
+        raise hub.HubError("the hub said no.")
+
+    monkeypatch.setattr(hub, "fetch", fetch)
+    with pytest.raises(WeightsError, match=sentence):
+        start_from_weights(network(), ModelConfig(weights=reference), Runtime())
+
+
+def test_the_licence_of_published_weights_is_known() -> None:
+    assert licence_of("hf://ustc-community/dfine-small-coco") == "Apache-2.0"
+    assert licence_of("hf://PekingU/rtdetr_v2_r18vd@main") == "Apache-2.0"
+    assert licence_of("hf://somebody/else").startswith("unknown")
+    assert licence_of(None).startswith("none")
 
 
 @pytest.mark.parametrize("resuming", [False, True])

@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from detector import resume as resume_module
+from detector import state as state_module
 from detector import train as train_module
 from detector.checkpoint import load_checkpoint, load_detector
 from detector.config import ConfigError
 from detector.data.prepare import prepare
 from detector.files import write_json
-from detector.report import Reporter
+from detector.microbatches import check_batch_size
+from detector.report import CLOCK_FIELDS, Reporter
 from detector.status import STATUS_KEYS
-from detector.train import check_batch_size
+from detector.validate import Validation
 
 TrainHere = Callable[..., SimpleNamespace]
-# What a clock decides; everything else must be recomputed to the bit.
-CLOCK = {"epoch_seconds", "elapsed_seconds", "images_per_second", "data_seconds", "step_seconds"}
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def without_clock(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in row.items() if key not in CLOCK} for row in rows]
+    return [{key: value for key, value in row.items() if key not in CLOCK_FIELDS} for row in rows]
 
 
 def differences(a: Any, b: Any, path: str = "") -> list[str]:
@@ -204,7 +204,7 @@ def test_rejected_steps_are_not_counted_and_move_neither_average_nor_rate(
             self.seen += 1
             return None if self.seen <= rejected else super().step(optimizer, *args, **kwargs)
 
-    monkeypatch.setattr(train_module, "make_scaler", lambda *_, **__: Refusing())
+    monkeypatch.setattr(state_module, "make_scaler", lambda *_, **__: Refusing())
     done = train_here("run")
     status = read(done.run.status)
     assert (status["optimizer_steps"], status["skipped_steps"]) == (3, 5)
@@ -288,6 +288,66 @@ def test_max_steps_ends_early_and_is_evaluated(train_here: TrainHere) -> None:
     assert [row["metrics"] is not None for row in done.run.metrics.rows()] == [True]
 
 
+def test_patience_ends_a_run_that_no_longer_gets_better(
+    train_here: TrainHere, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scores = iter([0.1, 0.3, -1.0, 0.3, 0.25, 0.25])
+    monkeypatch.setattr(
+        train_module.Validator,
+        "run",
+        lambda *_, **__: Validation({"mAP@0.50:0.95": next(scores)}, None),
+    )
+    plan = ("solver.epochs=50", "solver.patience=2", "data.train_samples=2")
+    done = train_here("run", *plan)
+    message = "ended early after epoch 5: no better mAP@0.50:0.95 in 2 evaluations"
+    assert done.code == 0
+    assert f"early_stop={message}" in capsys.readouterr().out.splitlines()
+    status = read(done.run.status)
+    assert (status["state"], status["message"], status["best_epoch"]) == ("completed", message, 2)
+    assert (status["completed_epochs"], status["progress"]) == (5, 1.0)
+    again = train_here("run", *plan, resume="auto")
+    assert again.code == 0
+    assert [row["epoch"] for row in again.run.metrics.rows()] == [1, 2, 3, 4, 5]
+
+
+def test_micro_batches_change_neither_steps_nor_losses(train_here: TrainHere) -> None:
+    plan = ("solver.batch_size=4", "solver.max_steps=2", "model.freeze=norms", "solver.lr=0.0001")
+    one = train_here("one", *plan).run.steps.rows()
+    four = train_here("four", *plan, "solver.accumulate=4").run.steps.rows()
+    for ours, theirs in zip(one, four, strict=True):
+        assert (ours["optimizer_steps"], ours["lr"]) == (theirs["optimizer_steps"], theirs["lr"])
+        assert theirs["loss"] == pytest.approx(ours["loss"], rel=1e-5)
+        assert theirs["grad_norm"] == pytest.approx(ours["grad_norm"], rel=1e-4)
+
+
+def test_used_up_hours_end_the_run_with_a_checkpoint(train_here: TrainHere) -> None:
+    done = train_here("run", "runtime.max_hours=0.0000001")
+    assert done.code == 75
+    assert read(done.run.status)["state"] == "timed_out"
+    assert read(done.run.path / "reasons" / "rank0.json")["reason"] == "timed_out"
+    assert load_checkpoint(done.run.last)["progress"]["batches"] == 1
+
+
+def test_other_frozen_parts_are_refused_at_a_resume(
+    train_here: TrainHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_here("run", "solver.max_steps=1", "evaluation.interval=9")
+    refused = train_here("run", "model.freeze=backbone", resume="auto")
+    assert refused.code == 1
+    assert "was saved with other parts of the network held fixed" in capsys.readouterr().err
+
+
+def test_a_callback_that_is_not_there_ends_the_run_before_the_first_step(
+    train_here: TrainHere, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = train_here("run", "runtime.callbacks=no_such_module_here:push")
+    assert done.code == 1
+    err = capsys.readouterr().err
+    assert err.startswith("error: runtime.callbacks: the module no_such_module_here of")
+    assert "Traceback" not in err
+    assert done.run.steps.rows() == []
+
+
 def test_resuming_a_finished_run_changes_nothing(train_here: TrainHere) -> None:
     done = train_here("run", "solver.max_steps=3")
     before = load_checkpoint(done.run.last)
@@ -320,13 +380,19 @@ def test_output_dir_becomes_a_link_to_the_run(train_here: TrainHere, tmp_path: P
 
 
 def test_a_batch_that_cannot_be_divided_is_answered_with_two_that_can() -> None:
-    check_batch_size(8, 2)
+    check_batch_size(8, world_size=2)
     with pytest.raises(
         ConfigError, match="batch_size=7 cannot be divided over 2 ranks; 6 and 8 can"
     ):
-        check_batch_size(7, 2)
+        check_batch_size(7, world_size=2)
     with pytest.raises(ConfigError, match="1 cannot be divided over 4 ranks; 4 and 8 can"):
-        check_batch_size(1, 4)
+        check_batch_size(1, world_size=4)
+    with pytest.raises(
+        ConfigError,
+        match="batch_size=8 cannot be divided over 2 ranks with solver.accumulate=3 micro-batches "
+        "each; 6 and 12 can",
+    ):
+        check_batch_size(8, world_size=2, accumulate=3)
 
 
 def test_a_configuration_error_is_recorded_where_a_supervisor_looks(train_here: TrainHere) -> None:

@@ -33,7 +33,7 @@ def _module(name: str) -> Any:
 
 
 def main(arguments: List[str]) -> int:
-    """Run one of the two long-lived processes of a run."""
+    """Run one of the long-lived processes of a run."""
     if len(arguments) >= 2 and arguments[0] == "supervise":
         token = arguments[3] if arguments[2:3] == ["--token"] and len(arguments) > 3 else ""
         if not _module("launch").detach():
@@ -41,6 +41,10 @@ def main(arguments: List[str]) -> int:
         return int(_module("supervise").supervise(arguments[1], token))
     if len(arguments) == 4 and arguments[0] == "watch":
         return int(_module("watchdog").watch(arguments[1], int(arguments[2]), arguments[3]))
+    if len(arguments) == 2 and arguments[0] == "bury":
+        if not _module("launch").detach():
+            os._exit(0)
+        return int(_module("watchdog").bury(arguments[1]))
     sys.stderr.write("usage: python kernel_tools_agent supervise RUN_DIR\n")
     return 2
 

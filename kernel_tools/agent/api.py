@@ -15,7 +15,9 @@ from . import stopping as _stopping
 from .errors import AgentError
 from .files import Json
 
-__all__ = ["AgentError", "files", "inspect_remote", "launch", "list_runs", "poll", "stop"]
+__all__ = [
+    "AgentError", "files", "inspect_remote", "launch", "list_runs", "pack_log", "poll", "stop",
+]  # fmt: skip
 
 
 def launch(
@@ -35,6 +37,13 @@ def poll(
 ) -> Dict[str, Any]:
     """Return the run and what is new since the offsets; see `monitor.poll`."""
     return _monitor.poll(remote_dir, run_id, log_offset, metrics_offset, steps_offset, max_bytes)
+
+
+def pack_log(
+    remote_dir: str, run_id: str, key: str, offset: int, length: int = 16 << 20
+) -> Dict[str, Any]:
+    """Lay a compressed piece of the log to be fetched as a file; see `monitor.pack_log`."""
+    return _monitor.pack_log(remote_dir, run_id, key, offset, length)
 
 
 def stop(

@@ -22,6 +22,7 @@ RUN_FILES = (
     "train.log",
     "weights/*",
     "evaluation/*",
+    "visualizations/*",
     "errors/*.json",
 )
 

@@ -17,6 +17,7 @@ import hashlib
 import os
 import shutil
 import struct
+import time
 import zlib
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
 
@@ -25,6 +26,8 @@ _ENTRY = struct.Struct(">32sQ")
 # Code is kilobytes; what is larger than this unpacked is no code (a wrong or hostile pack).
 _MOST_BYTES = 1 << 30
 _HEX = frozenset("0123456789abcdef")
+# The time that a blob bears once its content was seen to be right; any write gives it another.
+_VERIFIED_TIME = 1000000000.0
 
 # {"detector/train.py": [mode, sha256], ...}
 Manifest = Mapping[str, Sequence[Union[int, str]]]
@@ -42,11 +45,19 @@ def pack(contents: Iterable[bytes], *, level: int = 6) -> bytes:
     return b"".join(parts)
 
 
-def missing(remote_dir: str, digests: Sequence[str]) -> Dict[str, Any]:
+def missing(
+    remote_dir: str, digests: Sequence[str], listings: Sequence[str] = ()
+) -> Dict[str, Any]:
     """Return which blobs are absent or damaged; prepares `remote_dir` where it is new.
 
+    Args:
+        remote_dir: root of everything of ours.
+        digests: blobs that are asked for by name.
+        listings: blobs that hold the names of others, 32 bytes each, which are asked for as well.
+
     Returns:
-        {"missing": [sha256, ...], "remote_dir": absolute path, "boot_id": str}
+        {"missing": [sha256, ...], "unknown": listings that are absent themselves, "remote_dir":
+        absolute path, "boot_id": str}
     """
     root = os.path.abspath(os.path.expanduser(remote_dir))
     for name in ("blobs", "agent", "runs", "datasets"):
@@ -54,8 +65,16 @@ def missing(remote_dir: str, digests: Sequence[str]) -> Dict[str, Any]:
     secrets = os.path.join(root, "secrets")
     os.makedirs(secrets, mode=0o700, exist_ok=True)
     os.chmod(secrets, 0o700)
-    absent = [digest for digest in dict.fromkeys(digests) if not _present(root, digest)]
-    return {"missing": absent, "remote_dir": root, "boot_id": _boot_id()}
+    booted = _boot_time()
+    unknown = [name for name in listings if not _present(root, name, booted)]
+    asked = list(digests)
+    for name in listings:
+        if name not in unknown:
+            with open(blob_path(root, name), "rb") as stream:
+                names = stream.read()
+            asked += [names[at : at + 32].hex() for at in range(0, len(names), 32)]
+    absent = [digest for digest in dict.fromkeys(asked) if not _present(root, digest, booted)]
+    return {"missing": absent, "unknown": unknown, "remote_dir": root, "boot_id": _boot_id()}
 
 
 def receive(
@@ -133,17 +152,40 @@ def _lay(blob: str, target: str, mode: int) -> None:
     os.chmod(target, mode)
 
 
-def _present(root: str, digest: str) -> bool:
-    """Whether the blob is there and whole; a damaged one is removed, so that it is sent again."""
+def _present(root: str, digest: str, booted: float) -> bool:
+    """Whether the blob is there and whole; a damaged one is removed, so that it is sent again.
+
+    One that was verified since the machine started bears our time, and needs no reading: a write would
+    have changed it, and what is not written through is lost by a crash of the machine alone.
+    """
     path = blob_path(root, digest)
     try:
+        status = os.stat(path)
+        if status.st_mtime == _VERIFIED_TIME and status.st_ctime > booted:
+            return True
         with open(path, "rb") as stream:
             whole = hashlib.sha256(stream.read()).hexdigest() == digest
     except OSError:
         return False
-    if not whole:
+    if whole:
+        _mark_verified(path)
+    else:
         os.unlink(path)
     return whole
+
+
+def _mark_verified(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.utime(path, (_VERIFIED_TIME, _VERIFIED_TIME))
+
+
+def _boot_time() -> float:
+    """When the machine started, by its own clock; "never yet" where it does not say."""
+    try:
+        with open("/proc/uptime", encoding="ascii") as stream:
+            return time.time() - float(stream.read().split()[0])
+    except (OSError, ValueError):
+        return float("inf")
 
 
 def _unpack(root: str, archive: bytes) -> int:
@@ -177,10 +219,11 @@ def _store(root: str, digest: str, content: memoryview) -> int:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     temporary = f"{path}.{os.urandom(6).hex()}.tmp"
     try:
-        # No fsync, which cost 5 ms a file: `missing` hashes each blob anew, so a torn one is sent again.
+        # No fsync, which cost 5 ms a file: after a crash `missing` hashes anew, so a torn one is sent again.
         with open(temporary, "wb") as stream:
             stream.write(content)
         os.chmod(temporary, 0o444)
+        _mark_verified(temporary)
         os.replace(temporary, path)
     finally:
         with contextlib.suppress(OSError):

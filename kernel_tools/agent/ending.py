@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, Optional, Tuple
+from typing import Any, Dict, FrozenSet, Optional, Tuple
 
-from .files import file_size, read_json
+from .files import file_size, read_json, read_slice
+from .outcome import read_reasons
 
 # Between SIGTERM and SIGKILL once the grace is over; torchrun needs a moment to end its workers.
 # Never more than the grace itself: who grants little wants an end.
 _TERM_SECONDS = 5.0
 _LEAST_TERM_SECONDS = 1.0
+# torchrun gives its workers 30 s after the first has died; a rank that hangs in a collective needs them all.
+_PEER_SECONDS = 10.0
+_TORCHRUN_ENDS = b"closing signal SIGTERM"
+_LOG_TAIL_BYTES = 64 << 10
 
 
 class Ending:
@@ -70,3 +75,35 @@ class Progress:
         if seen != self._seen:
             self._seen, self._moved = seen, now
         return now - self._moved >= self._limit
+
+
+class LostPeers:
+    """Whether a rank has died without a word and the others outlive it for too long."""
+
+    def __init__(self, run_dir: str) -> None:
+        self._run_dir = run_dir
+        self._since: Optional[float] = None
+
+    def overdue(self, ranks: Dict[int, int], alive: FrozenSet[int]) -> bool:
+        """Return whether what is left of the ranks is to be killed.
+
+        Args:
+            ranks: pid of every rank that was seen, by rank.
+            alive: pids of the run that live.
+        """
+        gone = {rank for rank, pid in ranks.items() if pid not in alive}
+        if not gone or len(gone) == len(ranks) or not self._died(gone):
+            self._since = None
+            return False
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return now - self._since >= _PEER_SECONDS
+
+    def _died(self, gone: Any) -> bool:
+        """A rank may end before the others; torchrun's own words, or its lack of any, tell a death."""
+        told = {reason.rank for reason in read_reasons(self._run_dir)}
+        if told:
+            return bool(gone - told)
+        log = os.path.join(self._run_dir, "train.log")
+        start = max(0, file_size(log) - _LOG_TAIL_BYTES)
+        return _TORCHRUN_ENDS in read_slice(log, start, _LOG_TAIL_BYTES)

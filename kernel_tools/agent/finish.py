@@ -10,7 +10,7 @@ import traceback
 from typing import Any, Callable, Dict, List, Optional
 
 from . import artifacts
-from .files import append_line, read_json, write_json
+from .files import Json, append_line, read_json, write_json
 from .job import Job
 from .launch import discard_secrets
 from .outcome import Failure, Outcome, read_elastic_errors, read_reasons
@@ -21,7 +21,14 @@ from .trainer import ELASTIC_FOLDER
 _TRIES = 5
 
 
-def finish(run_dir: str, job: Job, outcome: Outcome, status: StatusFile) -> None:
+def finish(
+    run_dir: str,
+    job: Job,
+    outcome: Outcome,
+    status: StatusFile,
+    *,
+    attempts: Optional[List[Json]] = None,
+) -> None:
     """Write everything that stands at the end, so that whoever sees a terminal state finds it all.
 
     Call it only when no process of the run is left. A second call changes nothing.
@@ -35,7 +42,7 @@ def finish(run_dir: str, job: Job, outcome: Outcome, status: StatusFile) -> None
     with contextlib.suppress(OSError):
         lay_rank_errors(run_dir)
     try:
-        unmatched = _settle(run_dir, job, outcome, status)
+        unmatched = _settle(run_dir, job, outcome, status, attempts)
     except OSError as error:  # a full disk: the state must still be told
         traceback.print_exc()
         unmatched = []
@@ -58,7 +65,9 @@ def finish(run_dir: str, job: Job, outcome: Outcome, status: StatusFile) -> None
     _retry(lambda: status.write(**changes))
 
 
-def _settle(run_dir: str, job: Job, outcome: Outcome, status: StatusFile) -> List[str]:
+def _settle(
+    run_dir: str, job: Job, outcome: Outcome, status: StatusFile, attempts: Optional[List[Json]]
+) -> List[str]:
     """Everything but the terminal state; returns the job's globs that match nothing."""
     now = _retry(lambda: status.write(phase="push", message="listing artifacts"))
     log = os.path.join(run_dir, "train.log")
@@ -67,7 +76,7 @@ def _settle(run_dir: str, job: Job, outcome: Outcome, status: StatusFile) -> Lis
     for pattern in unmatched:
         append_line(log, f"remote_artifact_missing={pattern}")
     listed = artifacts.entries(run_dir, (path for path in found if path != "receipt.json"))
-    write_receipt(run_dir, job, outcome, now, listed)
+    write_receipt(run_dir, job, outcome, now, listed, attempts=attempts)
     listed += artifacts.entries(run_dir, ["receipt.json"])
     artifacts.write_manifest(run_dir, job.run_id, listed, unmatched)
     return unmatched

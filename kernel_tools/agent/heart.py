@@ -14,9 +14,13 @@ from . import host, processes
 from .files import Json, utc_now, write_json
 
 BEAT_SECONDS = 2.0
+# Missed beats and a margin for a machine that swaps: only then is a dead agent's silence evidence.
+STALE_SECONDS = 15.0
+AGENT_KILLED = "the agent was killed, so the run was ended"
+RESTARTED = "the machine was restarted while the run was going on"
 _KEYS = (
     "schema_version", "run_id", "pid", "start_time", "boot_id", "host", "python", "started_at",
-    "phase", "attempt", "trainer", "watchdog", "ranks", "processes", "inputs", "pushes", "gpus",
+    "phase", "attempt", "attempts", "trainer", "watchdog", "ranks", "processes", "inputs", "pushes", "gpus",
     "heartbeat_at", "heartbeat_monotonic", "memory_total", "memory_available", "disk_free_bytes",
 )  # fmt: skip
 
@@ -25,7 +29,7 @@ def blank_agent(run_id: str) -> Json:
     """Return an `agent.json` with every key, before anything is known."""
     empty: Json = dict.fromkeys(_KEYS)
     empty.update(schema_version=1, run_id=run_id, attempt=1)
-    empty.update(ranks=[], processes=[], inputs=[], pushes=[], gpus=[])
+    empty.update(attempts=[], ranks=[], processes=[], inputs=[], pushes=[], gpus=[])
     return empty
 
 
@@ -119,3 +123,17 @@ def agent_alive(agent: Json) -> bool:
     if agent.get("boot_id") != host.boot_id():
         return False
     return processes.alive(agent.get("pid"), agent.get("start_time"))
+
+
+def proof_of_death(agent: Json) -> str:
+    """Return what proves that this agent cannot write any more; "" where nothing does.
+
+    Evidence is another boot, or the process gone (absent, another start time, state Z or X) and its
+    heartbeat stale.
+    """
+    if agent.get("boot_id") and agent["boot_id"] != host.boot_id():
+        return RESTARTED
+    age = age_seconds(agent)
+    if agent_alive(agent) or age is None or age <= STALE_SECONDS:
+        return ""
+    return AGENT_KILLED

@@ -15,8 +15,18 @@ _BOOT_ID_FILE = "/proc/sys/kernel/random/boot_id"
 _NVIDIA_SMI_TIMEOUT_SECONDS = 10.0
 
 
+_known_boot_id: Optional[str] = None
+
+
 def boot_id() -> str:
     """Return an id that changes at every boot; empty where the system has none."""
+    global _known_boot_id  # noqa: PLW0603 - no process outlives its boot, and a poll asks often
+    if _known_boot_id is None:
+        _known_boot_id = _read_boot_id()
+    return _known_boot_id
+
+
+def _read_boot_id() -> str:
     try:
         with open(_BOOT_ID_FILE, encoding="ascii") as stream:
             return stream.read().strip()

@@ -65,6 +65,7 @@ class Job:
     max_restarts: int = 0
     resume_checkpoint: Optional[str] = None
     datasets_dir: Optional[str] = None
+    status_dir: Optional[str] = None  # where another trainer writes its status, in the work folder
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Job:
@@ -87,6 +88,12 @@ class Job:
         restarts = document.get("max_restarts") or 0
         _require(_is_int(restarts) and restarts >= 0, "max_restarts", restarts)
         resume = document.get("resume") or {}
+        status_dir = document.get("status_dir")
+        _require(
+            status_dir is None
+            or (isinstance(status_dir, str) and clean_relative(status_dir) is not None),
+            "status_dir", status_dir,
+        )  # fmt: skip
         return cls(
             run_id=run_id,
             name=str(document.get("name") or run_id),
@@ -101,6 +108,7 @@ class Job:
             max_restarts=restarts,
             resume_checkpoint=resume.get("checkpoint"),
             datasets_dir=document.get("datasets_dir"),
+            status_dir=None if status_dir is None else clean_relative(status_dir),
         )
 
     @classmethod

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import os
 import zlib
 from typing import Any, Dict, List, Optional
 
 from . import host
-from .files import Json, file_size, read_json, read_slice, utc_now
-from .heart import age_seconds, agent_alive, blank_agent
+from .errors import AgentError
+from .files import Json, file_size, read_json, read_slice, utc_now, write_bytes
+from .heart import age_seconds, agent_alive, blank_agent, proof_of_death
 from .launch import run_dir_of
 from .status import TERMINAL_STATES, complete
+from .watchdog import bury_if_due
 
 # One document stays below what a server passes on at once, with room for the rest of it.
 _OVERHEAD_BYTES = 48 << 10
 _ROWS_SHARE = 8
+# Of many runs that have lost their agents, so many are ended each time the runs are listed.
+_MOST_BURIALS = 2
 # Text shrinks five times or so; what is read at once is bounded so that a call stays short.
 _MOST_LOG_BYTES = 2 << 20
 
@@ -38,8 +43,11 @@ def poll(
     # a log read after a terminal status is the whole log.
     agent = read_agent(run_dir)
     alive = agent is not None and agent_alive(agent)
+    if not alive:
+        bury_if_due(run_dir, agent)
     manifest_there = os.path.exists(os.path.join(run_dir, "artifacts.json"))
-    status = read_status(run_dir, ended=manifest_there)
+    found = read_json(os.path.join(run_dir, "status.json"))
+    status = _status_of(run_dir, found, ended=manifest_there)
     manifest = None
     if status["state"] in TERMINAL_STATES:
         manifest = read_json(os.path.join(run_dir, "artifacts.json"))
@@ -51,6 +59,7 @@ def poll(
         "run_id": run_id,
         "run_dir": run_dir,
         "status": status,
+        "status_whole": found is not None,
         "agent": agent,
         "agent_alive": alive,
         "agent_heartbeat_age_seconds": None if agent is None else age_seconds(agent),
@@ -61,6 +70,31 @@ def poll(
         "steps": steps,
         "artifacts": manifest,
     }
+
+
+def pack_log(
+    remote_dir: str, run_id: str, key: str, offset: int, length: int = 16 << 20
+) -> Dict[str, Any]:
+    """Lay a compressed piece of the log beside it, to be fetched as a file.
+
+    A long log goes so, piece by piece, while short polls go on in between. One piece a `key` lies there
+    at a time; a `length` of 0 removes it.
+
+    Returns:
+        {"path": of the piece, absolute, "offset", "length": raw bytes in it, "size": of the log}
+    """
+    run_dir = run_dir_of(remote_dir, run_id)
+    if not key.isalnum():
+        raise AgentError(f"not a key: {key!r}")
+    path = os.path.join(run_dir, "control", f"log-{key}.zlib")
+    log = os.path.join(run_dir, "train.log")
+    data = read_slice(log, offset, length) if length > 0 else b""
+    if data:
+        write_bytes(path, zlib.compress(data, 1))
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+    return {"path": path, "offset": offset, "length": len(data), "size": file_size(log)}
 
 
 def read_agent(run_dir: str) -> Optional[Json]:
@@ -78,7 +112,11 @@ def read_agent(run_dir: str) -> Optional[Json]:
 
 def read_status(run_dir: str, *, ended: bool) -> Json:
     """Return the status with every key. A trainer's own "completed" is not the run's until all is listed."""
-    status = complete(read_json(os.path.join(run_dir, "status.json")))
+    return _status_of(run_dir, read_json(os.path.join(run_dir, "status.json")), ended=ended)
+
+
+def _status_of(run_dir: str, found: Optional[Json], *, ended: bool) -> Json:
+    status = complete(found)
     if status["state"] in TERMINAL_STATES and not ended:
         again = os.path.exists(os.path.join(run_dir, "artifacts.json"))
         if not again and status.get("phase") != "done":
@@ -94,6 +132,7 @@ def list_runs(remote_dir: str) -> Dict[str, List[Dict[str, Any]]]:
     except OSError:
         names = []
     runs = []
+    left = _MOST_BURIALS
     for name in names:
         run_dir = os.path.join(folder, name)
         if name.startswith(".") or not os.path.isdir(run_dir):
@@ -102,11 +141,17 @@ def list_runs(remote_dir: str) -> Dict[str, List[Dict[str, Any]]]:
         job = read_json(os.path.join(run_dir, "job.json")) or {}
         ended = status["state"] in TERMINAL_STATES
         agent = None if ended else read_agent(run_dir)
+        dead = "" if agent is None else proof_of_death(agent)
+        if dead:
+            if left:  # each starts a process, and a list must be quick
+                left -= bury_if_due(run_dir, agent)
+            status.update(state="failed", message=dead)
         runs.append(
             {
                 "run_id": name,
                 "name": job.get("name", name),
                 "state": status["state"],
+                "attempt": status["attempt"],
                 "created_at": job.get("created_at"),
                 "agent_alive": agent is not None and agent_alive(agent),
                 "optimizer_steps": status["optimizer_steps"],

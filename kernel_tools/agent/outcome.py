@@ -20,7 +20,7 @@ from .trainer import ELASTIC_FOLDER
 EXIT_RESUMABLE = 75
 
 # What a rank says when another one is gone: the effect, seldom the cause.
-_PEER_LOST = re.compile(
+PEER_LOST = re.compile(
     r"connection closed by peer|connection reset|broken pipe|DistNetworkError|DistBackendError"
     r"|NCCL error|socket timeout|Gloo connect|recvValue failed|unhandled system error",
     re.IGNORECASE,
@@ -94,6 +94,9 @@ class Evidence:
     forced: str = ""
     own_failure: Optional[Failure] = None
     out_of_memory: bool = False
+    claim: str = ""  # the state that another trainer's own status file ends with
+    claimed: Optional[Failure] = None  # and the error it tells
+    left_behind: int = 0  # processes that outlived the one that was started
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ def judge(evidence: Evidence) -> Outcome:
         if failure is not None:
             return Outcome("failed", failure.sentence, failure, _cause_code(evidence), crashed=True)
         if code == 0 and all(reason.reason == "completed" for reason in evidence.reasons):
-            return Outcome("completed", "completed", None, 0)
+            return Outcome("completed", _completed_message(evidence), None, 0)
     stop = evidence.stop
     if stop is not None:
         return Outcome(stop.reason, _ended_message(evidence, stop), None, _cause_code(evidence))
@@ -131,6 +134,12 @@ def judge(evidence: Evidence) -> Outcome:
         return Outcome(STOPPED, "the trainer stopped by itself and can be resumed", None, code)
     unknown = Failure("Unknown", f"the trainer ended without saying why (exit code {code})")
     return Outcome("failed", unknown.message, unknown, code, crashed=True)
+
+
+def _completed_message(evidence: Evidence) -> str:
+    if evidence.claim in ("", "completed"):
+        return "completed"
+    return f"completed (exit code 0), although its status file still says {evidence.claim}"
 
 
 def _ended_message(evidence: Evidence, stop: StopRequest) -> str:
@@ -160,14 +169,36 @@ def _failure(evidence: Evidence) -> Optional[Failure]:
     exit_code = evidence.exit_code
     obeyed = any(reason.reason in (STOPPED, TIMED_OUT) for reason in evidence.reasons)
     killed = exit_code is not None and exit_code < 0
+    if exit_code == 0 and evidence.stop is None:
+        found = _contradiction(evidence)
+        if found is not None:
+            return found
     if exit_code in (0, EXIT_RESUMABLE) or (obeyed and (evidence.stop is not None or not killed)):
         return None
     if exit_code is not None and killed:
         what = "the command" if evidence.kind == "command" else "the launcher (torchrun)"
         return _by_signal(what, -exit_code, None, evidence)
-    if evidence.rank_errors or evidence.log_errors:
-        return _first_cause(evidence.rank_errors or evidence.log_errors, evidence)
+    raised_there = evidence.rank_errors or evidence.log_errors
+    if evidence.claimed is not None and all(
+        error.type != evidence.claimed.type for error in raised_there
+    ):
+        return evidence.claimed
+    if raised_there:
+        return _first_cause(raised_there, evidence)
     return Failure("ExitCode", f"the trainer ended with exit code {exit_code}")
+
+
+def _contradiction(evidence: Evidence) -> Optional[Failure]:
+    """What another trainer's status file says against an exit code of 0."""
+    if evidence.claimed is not None:
+        return evidence.claimed
+    if evidence.claim == "running" and evidence.left_behind:
+        return Failure(
+            "LeftInBackground",
+            "the command ended at once and left its training in the background, where it was ended;"
+            " start it in the foreground, without & or nohup",
+        )
+    return None
 
 
 def _by_exit_code(rank: int, code: int) -> Failure:
@@ -194,7 +225,7 @@ def _by_signal(who: str, number: int, rank: Optional[int], evidence: Evidence) -
 def _first_cause(errors: Sequence[Failure], evidence: Evidence) -> Failure:
     """The earliest that is not merely the echo of another rank's end."""
     for error in errors:
-        if not _PEER_LOST.search(f"{error.type}: {error.message}"):
+        if not PEER_LOST.search(f"{error.type}: {error.message}"):
             return error
     told = {error.rank for error in errors}
     for rank, code in evidence.reported:

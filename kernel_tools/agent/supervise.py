@@ -11,12 +11,13 @@ import time
 import traceback
 from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
 
-from . import control, host, outcome, processes, stage, trainer
+from . import control, host, outcome, processes, retry, stacks, stage, trainer
 from .control import StopRequest
-from .ending import Ending, Progress
+from .ending import Ending, LostPeers, Progress
 from .errors import AgentError, StopRequestedError
-from .files import append_line, file_size, read_json, read_slice
+from .files import append_line, file_size, read_json, read_slice, utc_now
 from .finish import finish
+from .foreign import ForeignStatus
 from .heart import Heart
 from .job import Job
 from .launch import discard_secrets, read_secrets, take_lock
@@ -29,8 +30,6 @@ _TICK_SECONDS = 0.2
 _LOOK_SECONDS = 2.0
 # What a process that outlives its trainer gets between SIGTERM and SIGKILL.
 _LEFTOVER_SECONDS = 2.0
-# After SIGUSR1, which a trainer may answer by its stacks (faulthandler), before it is ended.
-_STACKS_SECONDS = 2.0
 _LOG_TAIL_BYTES = 256 << 10
 
 
@@ -60,6 +59,10 @@ class Supervisor:
         self.trainer: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
         self.known: Set[processes.Identity] = set()
         self.ranks: Dict[int, Dict[str, Any]] = {}
+        self.attempts: List[retry.Attempt] = []
+        self.foreign: Optional[ForeignStatus] = None
+        self._rank_ids: Dict[int, processes.Identity] = {}
+        self._trainer_began: Optional[float] = None
         self._looked = 0.0
         self._host_asks = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
@@ -68,7 +71,7 @@ class Supervisor:
         """Carry the run to a terminal state; whatever happens, nothing of it is left running."""
         self.heart.start()
         self.watchdog.keep()
-        self.heart.update(watchdog={"pid": self.watchdog.pid})
+        self.heart.update(watchdog=self.watchdog.identity)
         try:
             result = self._attempts() if self._inputs() else self._stopped()
         except StopRequestedError:
@@ -82,7 +85,8 @@ class Supervisor:
         self._end_processes(term_seconds=_LEFTOVER_SECONDS)
         try:
             self.heart.update(phase="push")
-            finish(self.run_dir, self.job, result, self.status)
+            attempts = [attempt.to_json() for attempt in self.attempts]
+            finish(self.run_dir, self.job, result, self.status, attempts=attempts)
         finally:
             self.heart.stop(phase="done", processes=[])
             discard_secrets(self.run_dir)
@@ -116,15 +120,25 @@ class Supervisor:
     def _attempts(self) -> Outcome:
         """Start the trainer, and again after a crash as often as the job allows."""
         checkpoint = self._absolute(self.job.resume_checkpoint)
-        attempt = 1
         while True:
-            result = self._attempt(attempt, checkpoint)
-            last = os.path.join(self.run_dir, "weights", "last.pt")
-            if not result.crashed or attempt > self.job.max_restarts or self._stop_request():
+            result = self._attempt(len(self.attempts) + 1, checkpoint)
+            self.heart.update(attempts=[attempt.to_json() for attempt in self.attempts])
+            number = len(self.attempts)
+            if not result.crashed or self._stop_request() is not None:
                 return result
-            append_line(self.log, f"attempt_failed={attempt} {result.message}")
-            checkpoint = last if os.path.isfile(last) else checkpoint
-            attempt += 1
+            if number > self.job.max_restarts:
+                return self._after(result, f"attempt {number} of {number}" if number > 1 else "")
+            append_line(
+                self.log,
+                f"attempt_failed={number} cause={self.attempts[-1].cause} {result.message}",
+            )
+            refusal = retry.refusal(self.attempts)
+            if refusal:
+                return self._after(result, f"not tried again: {refusal}")
+            if not self._pause(retry.pause_seconds(number)):
+                return self._stopped(f"before attempt {number + 1} started")
+            checkpoint = self._newest_checkpoint() or checkpoint
+            self.status.write(message=f"attempt {number + 1}: {result.message}")
 
     def _attempt(self, attempt: int, checkpoint: str) -> Outcome:
         self._clear_reasons(attempt)
@@ -136,22 +150,68 @@ class Supervisor:
             resume_checkpoint=checkpoint,
             inherited=os.environ,
         )
+        trainer.record(command, self.run_dir)
         self.heart.update(phase="starting", attempt=attempt)
         # A trainer that resumes counts one up from what it finds.
         told = (attempt - 1 or None) if checkpoint and self.job.kind == "detector" else attempt
         changes: Dict[str, Any] = {"attempt": told, "resumed_from": checkpoint or None}
         if self.job.kind == "detector":
-            changes.update(state="preparing", phase="starting", message="starting the trainer")
+            changes.update(state="preparing", phase="starting")
+            if attempt == 1:
+                changes["message"] = "starting the trainer"
         else:  # it may never write a status of its own
             changes.update(state="training", phase="train", message="")
+            self.foreign = ForeignStatus(self.run_dir, self.job.status_dir)
         self.status.write(**changes)
+        started_at, first_step = utc_now(), self._steps()
         log_start = file_size(self.log)
         oom_before = host.oom_kills()
         self._start(command)
         evidence = self._watch(log_start)
         oom_after = host.oom_kills()
         killed = oom_before is not None and oom_after is not None and oom_after > oom_before
-        return outcome.judge(dataclasses.replace(evidence, out_of_memory=killed))
+        result = outcome.judge(dataclasses.replace(evidence, out_of_memory=killed))
+        if evidence.reported and result.error is None:
+            append_line(self.log, "the report above is torchrun's: ranks that obey a stop leave with "
+                        "a code of their own, and nothing failed")  # fmt: skip
+        self.attempts.append(
+            retry.Attempt(
+                attempt,
+                started_at,
+                utc_now(),
+                result,
+                first_step,
+                self._steps(),
+                checkpoint or None,
+            )
+        )
+        return result
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before another attempt; False where the end was asked meanwhile."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            self._limits()
+            if self._stop_request() is not None:
+                return False
+            time.sleep(_TICK_SECONDS)
+        return True
+
+    def _after(self, result: Outcome, words: str) -> Outcome:
+        """Say beside the cause why there is no further attempt."""
+        if not words or not self.job.max_restarts:
+            return result
+        return dataclasses.replace(result, message=f"{result.message} ({words})")
+
+    def _steps(self) -> int:
+        steps = (read_json(self.status.path) or {}).get("optimizer_steps")
+        return steps if isinstance(steps, int) else 0
+
+    def _newest_checkpoint(self) -> str:
+        """The run's own last checkpoint, or the one before where a crash took it; "" where none is."""
+        last = os.path.join(self.run_dir, "weights", "last.pt")
+        previous = os.path.join(self.run_dir, "weights", "last.previous.pt")
+        return last if os.path.isfile(last) or os.path.isfile(previous) else ""
 
     def _start(self, command: trainer.Command) -> None:
         descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -165,7 +225,9 @@ class Supervisor:
             raise AgentError(f"cannot start {command.argv[0]}: {error.strerror}") from error
         finally:
             os.close(descriptor)
-        self.ranks = {}
+        self.ranks, self._rank_ids = {}, {}
+        if self._trainer_began is None:
+            self._trainer_began = time.monotonic()
         row = processes.find(self.trainer.pid)
         self.known = set() if row is None else {row.identity}
         self.heart.update(
@@ -185,11 +247,12 @@ class Supervisor:
             raise AssertionError("no trainer was started")
         ending = Ending(self.job.limits.grace_seconds)
         progress = Progress(self.run_dir, _minutes(self.job.limits.stall_minutes))
-        started = time.monotonic()
+        peers = LostPeers(self.run_dir)
         own_failure: Optional[Failure] = None
         while child.poll() is None:
-            self._look()
-            self._limits(started)
+            if self._look():
+                self._end_lost_peers(peers)
+            self._limits()
             stop = self._stop_request()
             if stop is None and own_failure is None and progress.stalled():
                 own_failure = self._stalled()
@@ -203,8 +266,24 @@ class Supervisor:
                 self._mark_stopping(stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_TICK_SECONDS)
+        left_behind = len(self._find())
         self._end_processes(term_seconds=0 if ending.step == "SIGKILL" else _LEFTOVER_SECONDS)
-        return self._gather(child.returncode, log_start, ending.step, own_failure)
+        evidence = self._gather(child.returncode, log_start, ending.step, own_failure)
+        return dataclasses.replace(evidence, left_behind=left_behind)
+
+    def _end_lost_peers(self, peers: LostPeers) -> None:
+        """Kill the ranks that outlive a dead one, which torchrun would leave hanging for longer."""
+        alive = frozenset(pid for pid, _ in self.known)
+        ranks = {rank: pid for rank, (pid, _) in self._rank_ids.items()}
+        if not peers.overdue(ranks, alive):
+            return
+        left = sorted(rank for rank, pid in ranks.items() if pid in alive)
+        append_line(
+            self.log, f"ranks_killed={left} a rank is gone, and they did not end by themselves"
+        )
+        for rank in left:
+            pid, started = self._rank_ids[rank]
+            processes.send(processes.Process(pid, started, 0, ""), signal.SIGKILL)
 
     def _gather(
         self, exit_code: int, log_start: int, forced: str, own_failure: Optional[Failure]
@@ -219,6 +298,7 @@ class Supervisor:
             codes.update({rank: 0 for rank in self.ranks if rank not in codes})
         for rank, code in codes.items():
             self.ranks.setdefault(rank, {"rank": rank, "pid": None})["exit_code"] = code
+        claim, claimed = self._foreign_end()
         self.heart.update(
             ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
             trainer={
@@ -236,13 +316,29 @@ class Supervisor:
             stop=self._stop_request(),
             forced=forced,
             own_failure=own_failure,
+            claim=claim,
+            claimed=claimed,
         )
 
-    def _look(self) -> None:
-        """Record what belongs to the run, so that it is found even when its parents are gone."""
+    def _foreign_end(self) -> Tuple[str, Optional[Failure]]:
+        """What another trainer's status file says at the end; its figures are kept in ours."""
+        if self.foreign is None:
+            return "", None
+        self.foreign.look()
+        known = self.foreign.known()
+        if known:
+            self.status.write(**known)
+        return self.foreign.says, self.foreign.failure
+
+    def _look(self) -> bool:
+        """Record what belongs to the run, so that it is found even when its parents are gone.
+
+        Returns:
+            Whether it was time to look.
+        """
         now = time.monotonic()
         if now - self._looked < _LOOK_SECONDS:
-            return
+            return False
         self._looked = now
         self.watchdog.keep()
         found = self._find()
@@ -254,14 +350,20 @@ class Supervisor:
             # Data loader processes inherit their rank's environment; the rank is torchrun's child.
             if rank.isdigit() and self.trainer is not None and parent == self.trainer.pid:
                 self.ranks[int(rank)] = {"rank": int(rank), "pid": pid, "exit_code": None}
+                self._rank_ids[int(rank)] = found[pid].identity
         phase = (read_json(self.status.path) or {}).get("phase")
         self.heart.update(
             phase=phase if phase in ("train", "eval") else "starting",
             processes=sorted(self.known),
             ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
-            watchdog={"pid": self.watchdog.pid},
+            watchdog=self.watchdog.identity,
         )
         processes.reap_orphans(keep=self._own_pids())
+        if self.foreign is not None:
+            changes = self.foreign.look()
+            if changes and self.job.status_dir is not None and self._stop_request() is None:
+                self.status.write(**changes)
+        return True
 
     def _find(self) -> Dict[int, processes.Process]:
         return processes.of_run(
@@ -296,11 +398,12 @@ class Supervisor:
             control.ask_stop(self.run_dir, StopRequest(control.STOPPED, message))
         return control.read_stop(self.run_dir)
 
-    def _limits(self, trainer_started: float) -> None:
+    def _limits(self) -> None:
         """Ask for the end where a limit is reached."""
         limits, now = self.job.limits, time.monotonic()
         reached = None
-        if limits.timeout_seconds is not None and now - trainer_started >= limits.timeout_seconds:
+        began = now if self._trainer_began is None else self._trainer_began
+        if limits.timeout_seconds is not None and now - began >= limits.timeout_seconds:
             reached = f"the time limit of {limits.timeout_seconds:g} s (--timeout) was reached"
         elif limits.max_hours is not None and now - self.began >= limits.max_hours * 3600:
             reached = f"the limit of {limits.max_hours:g} h (--max-hours) was reached"
@@ -309,17 +412,17 @@ class Supervisor:
 
     def _stalled(self) -> Failure:
         """Ask every rank that listens for its stacks, and name what was seen."""
-        for rank in self.ranks.values():
-            if rank["pid"] and processes.catches(rank["pid"], signal.SIGUSR1):
-                with contextlib.suppress(OSError):
-                    os.kill(rank["pid"], signal.SIGUSR1)
-        time.sleep(_STACKS_SECONDS)
         minutes = self.job.limits.stall_minutes
         message = (
-            f"stalled: no new step and no new log line for {minutes or 0:g} min (--stall-minutes)"
+            f"stalled: no new step and no new log line for {minutes or 0:.3g} min (--stall-minutes)"
         )
         append_line(self.log, message)
-        return Failure("Stalled", message)
+        ranks: Dict[Optional[int], processes.Identity] = dict(self._rank_ids.items())
+        if not ranks and self.trainer is not None:
+            row = processes.find(self.trainer.pid)
+            ranks = {} if row is None else {None: row.identity}
+        places = stacks.dump(self.log, ranks)
+        return Failure("Stalled", f"{message}; {places}" if places else message)
 
     def _mark_stopping(self, stop: Optional[StopRequest]) -> None:
         """Say that the end was asked, where the trainer writes no status that could say it."""
@@ -335,16 +438,17 @@ class Supervisor:
                 os.replace(folder, f"{folder}-attempt{attempt - 1}")
             os.makedirs(folder, exist_ok=True)
 
-    def _stopped(self) -> Outcome:
+    def _stopped(self, when: str = "before the trainer started") -> Outcome:
         stop = self._stop_request() or StopRequest(control.STOPPED, "stopped")
-        return Outcome(stop.reason, (stop.message or stop.reason) + " before the trainer started")
+        return Outcome(stop.reason, f"{stop.message or stop.reason} {when}")
 
     def _absolute(self, checkpoint: Optional[str]) -> str:
         if not checkpoint:
             return ""
         remote_dir = os.path.dirname(os.path.dirname(self.run_dir))
         path = os.path.join(remote_dir, checkpoint)
-        if not os.path.isfile(path):
+        root, extension = os.path.splitext(path)
+        if not os.path.isfile(path) and not os.path.isfile(f"{root}.previous{extension}"):
             raise AgentError(f"the checkpoint to resume from is not there: {checkpoint}")
         return path
 

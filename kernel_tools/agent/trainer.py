@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Dict, List, Mapping, Tuple
 
 from . import host, processes
+from .files import write_json
 from .job import Job
 
 # A kernel's own variables, and those of a torchrun that we may have been started under.
@@ -88,10 +89,28 @@ def build(
     )
     if resume_checkpoint:
         environment["RUN_RESUME_CHECKPOINT"] = resume_checkpoint
+    if (
+        job.kind == "command"
+    ):  # `python` and installed programs are those of the kernel's environment
+        own = os.path.dirname(sys.executable)
+        environment["PATH"] = os.pathsep.join([own, environment.get("PATH", os.defpath)])
     environment.setdefault("OMP_NUM_THREADS", str(max(1, host.cpu_count() // count)))
     # Torch's own default fragments memory at changing sizes of input.
     environment.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     return Command(tuple(_argv(job, run_dir, count, resume_checkpoint)), environment, count)
+
+
+def record(command: Command, run_dir: str) -> None:
+    """Write `command.json`: what was started, without any value that may be secret."""
+    shown = ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", "PYTORCH_CUDA_ALLOC_CONF")
+    write_json(
+        os.path.join(run_dir, "command.json"),
+        {
+            "argv": list(command.argv),
+            "processes": command.processes,
+            "environment": {name: command.environment.get(name) for name in shown},
+        },
+    )
 
 
 def clean_environment(inherited: Mapping[str, str]) -> Dict[str, str]:
@@ -118,7 +137,7 @@ def _argv(job: Job, run_dir: str, count: int, resume_checkpoint: str) -> List[st
     if job.kind == "command":
         return list(job.argv)
     argv = list(job.argv)
-    if resume_checkpoint and job.kind == "detector" and "--resume" not in argv:
+    if resume_checkpoint and job.kind == "detector" and "train" in argv[:3]:
         argv += ["--resume", resume_checkpoint]
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone",

@@ -109,3 +109,37 @@ def test_the_file_runs_alone_as_text(tmp_path):
         names = {"__name__": "sent_inline"}
         exec(compile(stream.read(), "bootstrap", "exec"), names)  # how it is first sent
     assert names["missing"](str(tmp_path), [])["missing"] == []
+
+
+def test_a_verified_blob_is_not_read_again_until_somebody_writes_to_it(root, monkeypatch):
+    bootstrap.receive(root, bootstrap.pack([b"good"]))
+    good = sha(b"good")
+    path = bootstrap.blob_path(root, good)
+    with monkeypatch.context() as patch:
+        patch.setattr(bootstrap.hashlib, "sha256", lambda _: pytest.fail("it was read"))
+        assert bootstrap.missing(root, [good])["missing"] == []
+    os.chmod(path, 0o644)
+    with open(path, "r+b") as stream:
+        stream.write(b"GOOD")
+    assert bootstrap.missing(root, [good])["missing"] == [good]
+
+
+def test_after_a_crash_of_the_machine_everything_is_read_again(root, monkeypatch):
+    bootstrap.receive(root, bootstrap.pack([b"good"]))
+    path = bootstrap.blob_path(root, sha(b"good"))
+    os.chmod(path, 0o644)
+    with open(path, "wb"):
+        pass  # torn: the name is there, the bytes were not written through
+    bootstrap._mark_verified(path)
+    monkeypatch.setattr(bootstrap, "_boot_time", lambda: os.stat(path).st_ctime + 1)
+    assert bootstrap.missing(root, [sha(b"good")])["missing"] == [sha(b"good")]
+
+
+def test_listings_stand_for_what_they_name(root):
+    names = [sha(b"a"), sha(b"b")]
+    listing = b"".join(map(bytes.fromhex, names))
+    told = bootstrap.missing(root, [], [sha(listing)])
+    assert (told["missing"], told["unknown"]) == ([], [sha(listing)])
+    bootstrap.receive(root, bootstrap.pack([b"a", listing]))
+    told = bootstrap.missing(root, [], [sha(listing)])
+    assert (told["missing"], told["unknown"]) == ([sha(b"b")], [])

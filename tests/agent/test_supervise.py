@@ -7,7 +7,7 @@ import signal
 import sys
 
 import pytest
-from kernel_tools_agent import launch, processes
+from kernel_tools_agent import api, launch, processes
 
 from .conftest import log_text, wait_until
 
@@ -221,18 +221,41 @@ def test_a_killed_watchdog_is_replaced(remote):
     assert remote.wait_end("guard")["state"] == "stopped"
 
 
-def test_after_agent_and_watchdog_are_killed_a_stop_ends_the_rest(remote):
+@pytest.mark.slow  # the evidence is a heartbeat that is stale
+def test_after_agent_and_watchdog_are_killed_one_contact_ends_the_rest(remote):
     remote.launch("buried", *LONG, "--obey", "no")
     remote.wait_steps("buried")
     agent = remote.agent("buried")
     os.kill(agent["pid"], signal.SIGSTOP)
     kill(agent["watchdog"]["pid"])
     kill(agent["pid"])
-    wait_until(lambda: not remote.poll("buried")["agent_alive"])
-    remote.stop("buried", now=True)
+    wait_until(lambda: not processes.alive(agent["pid"], agent["start_time"]))
+    document = remote.poll("buried")  # the only one
+    assert (document["status"]["state"], document["agent_alive"]) == ("training", False)
+    wait_until(lambda: not remote.all_processes("buried"), 30)
     end = remote.status("buried")
     assert (end["state"], end["error"]["type"]) == ("failed", "AgentKilled")
-    assert remote.processes("buried") == []
+    assert remote.text("buried", "train.log").count("run_ended=failed") == 1
+
+
+@pytest.mark.slow
+def test_a_run_whose_processes_were_all_killed_is_failed_in_the_list_and_at_the_next_contact(
+    remote,
+):
+    remote.launch("massacre", *LONG, "--ranks", "2")
+    remote.wait_steps("massacre")
+    rank_pid(remote, "massacre", 1)
+    agent = remote.agent("massacre")
+    os.kill(agent["pid"], signal.SIGSTOP)
+    for pid in remote.all_processes("massacre"):
+        kill(pid)
+    wait_until(lambda: not remote.all_processes("massacre"), 5)
+    (row,) = api.list_runs(remote.root)["runs"]
+    assert row["state"] == "training"  # silence for a moment proves nothing
+    end = wait_until(lambda: (s := remote.status("massacre"))["state"] == "failed" and s, 30)
+    assert end["message"] == "the agent was killed, so the run was ended"
+    (row,) = api.list_runs(remote.root)["runs"]
+    assert row["state"] == "failed"
 
 
 def test_a_sigterm_to_the_agent_stops_the_run_in_order(remote):
@@ -357,3 +380,56 @@ def test_a_pid_with_another_start_time_is_another_process():
     me = processes.find(os.getpid())
     assert processes.alive(me.pid, me.started) is True
     assert processes.alive(me.pid, str(int(me.started) + 1)) is False
+
+
+def test_an_error_that_repeats_itself_before_any_step_is_not_tried_a_third_time(remote):
+    job = remote.job("same", argv=[sys.executable, "-c", "raise ValueError('banana')"])
+    job["max_restarts"] = 5
+    remote.launch_job(job)
+    end = remote.wait_end("same")
+    assert (end["state"], end["attempt"]) == ("failed", 2)
+    assert end["message"] == (
+        "the trainer raised ValueError: banana"
+        " (not tried again: the same error came twice before the first step)"
+    )
+    rows = json.loads(remote.text("same", "receipt.json"))["attempts"]
+    assert [(row["attempt"], row["cause"]) for row in rows] == [(1, "program"), (2, "program")]
+
+
+def test_a_wrong_configuration_is_not_tried_a_second_time(remote):
+    job = remote.job("typo", argv=[sys.executable, "-c", "import nonsense_module"])
+    job["max_restarts"] = 5
+    remote.launch_job(job)
+    end = remote.wait_end("typo")
+    assert (end["state"], end["attempt"]) == ("failed", 1)
+    assert "not tried again: another attempt would end the same way" in end["message"]
+
+
+def test_what_the_machine_does_is_tried_again_and_a_stop_in_between_is_obeyed(remote):
+    job = remote.job("pause", argv=["sh", "-c", "kill -9 $$"], max_restarts=20)
+    remote.launch_job(job)
+    wait_until(lambda: "attempt_failed=3 cause=infrastructure" in log_text(remote.poll("pause")))
+    remote.stop("pause")
+    end = remote.wait_end("pause")
+    assert (end["state"], end["attempt"]) == ("stopped", 3)
+    assert end["message"] == "stopped by the user before attempt 4 started"
+    rows = remote.poll("pause")["agent"]["attempts"]
+    assert [row["cause"] for row in rows] == ["infrastructure"] * 3
+
+
+def test_the_last_attempt_is_counted_in_the_message(remote):
+    remote.launch_job(remote.job("shot", argv=["sh", "-c", "kill -9 $$"], max_restarts=1))
+    end = remote.wait_end("shot")
+    assert end["message"].endswith("most often out of memory (attempt 2 of 2)")
+
+
+def test_a_stall_names_where_the_trainer_stood_and_a_restart_may_go_better(remote):
+    limits = {"grace_seconds": 5, "stall_minutes": 3.0 / 60}
+    remote.launch("stuck", *LONG, "--fault", "hang", "--ranks", "2", limits=limits)
+    end = remote.wait_end("stuck")
+    assert "rank 0 in train (stub_trainer.py:" in end["message"]
+    log = remote.text("stuck", "train.log")
+    assert "stacks=rank 1 pid=" in log
+    assert (
+        "has no faulthandler for SIGUSR1" in log
+    )  # rank 1 of the stub goes on and listens to nothing

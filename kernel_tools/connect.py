@@ -25,9 +25,11 @@ def open_connection(
     token_env: str | None,
     kernel_name: str,
     attach: str | None,
-    client: str,
+    client: str | None,
     remote_dir: str | None,
     name: str | None,
+    password_env: str | None = None,
+    keep_alive_minutes: float | None = None,
 ) -> Connection:
     """Connect as `Session.connect` says; see there.
 
@@ -39,6 +41,7 @@ def open_connection(
     server: LocalServer | None = None
     runs_dir: Path | None = None
     token: Secret | None
+    password: Secret | None = None
     if target == LOCAL:
         from kernel_tools.kernels.local import LocalServer
 
@@ -51,6 +54,7 @@ def open_connection(
     else:
         url = _find_url(target, settings)
         token = settings.require_secret(token_env) if token_env else None
+        password = settings.require_secret(password_env) if password_env else None
         name = name or urlsplit(url).hostname or "remote"
         remote_dir = remote_dir or DEFAULT_REMOTE_DIR
 
@@ -58,7 +62,12 @@ def open_connection(
         from kernel_tools.kernels import connect_kernel
 
         return connect_kernel(
-            url, token=token, kernel_name=kernel_name, attach=attach, client=client
+            url,
+            token=token,
+            password=password,
+            kernel_name=kernel_name,
+            attach=attach,
+            client=client,
         )
 
     def reopen() -> Connection:
@@ -71,12 +80,13 @@ def open_connection(
             client=client,
             remote_dir=remote_dir,
             name=name,
+            keep_alive_minutes=keep_alive_minutes,
         )
 
     from kernel_tools.kernels.rpc import AgentClient
 
     kernel = open_kernel(attach)
-    return Connection(
+    connection = Connection(
         name=name,
         target=LOCAL if server else "url",
         kernel=kernel,
@@ -85,7 +95,13 @@ def open_connection(
         server=server,
         runs_dir=runs_dir,
         reopen=reopen if server is not None and attach is None else None,
+        attached=attach is not None,
     )
+    if keep_alive_minutes is not None:
+        from kernel_tools.kernels.keep_alive import KeepAlive
+
+        connection.keep_alive = KeepAlive(connection, 60 * keep_alive_minutes)
+    return connection
 
 
 def _find_url(target: str | None, settings: Settings) -> str:

@@ -10,10 +10,11 @@ import threading
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from kernel_tools.errors import (
     ConfigurationError,
+    KernelAuthError,
     KernelConnectionError,
     KernelError,
     KernelLostError,
@@ -22,10 +23,14 @@ from kernel_tools.errors import (
 from kernel_tools.settings import Settings, state_dir
 
 if TYPE_CHECKING:
-    from kernel_tools.kernels.base import RemoteKernel
+    from kernel_tools.kernels.base import Progress, RemoteKernel
+    from kernel_tools.kernels.keep_alive import KeepAlive
     from kernel_tools.kernels.local import LocalServer
     from kernel_tools.kernels.rpc import AgentClient
     from kernel_tools.stores.base import ObjectStore
+    from kernel_tools.sync import SyncPlan, SyncReport
+
+T = TypeVar("T")
 
 DEFAULT_REMOTE_DIR: Final = "remote_kernel_tools"
 
@@ -43,6 +48,9 @@ class Connection:
     runs_dir: Path | None = None  # where the runs are, if on this machine
     closed: bool = False
     reopen: Callable[[], Connection] | None = None  # starts our own server again, if it may be
+    attached: bool = False  # to a kernel that was named: no other one will do
+    keep_alive: KeepAlive | None = None
+    _refused: str | None = None  # what was said when the server let us in no more
     _store: ObjectStore | None = None
     _reviving: threading.Lock = field(default_factory=threading.Lock)
     _restarting: threading.Lock = field(default_factory=threading.Lock)
@@ -83,20 +91,47 @@ class Connection:
 
         Raises:
             NotConnectedError: the connection was closed; nothing is started behind the user's back.
+            KernelAuthError: the URL or token has expired; nothing more is asked until a new one comes.
             KernelError, AgentError: what the name says.
         """
-        self._make_usable()
-        kernel = self.kernel
-        try:
-            return self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
-        except KernelLostError:
-            self._revive(kernel)
-            return self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
+        return self._again_if_lost(
+            lambda: self.client.call(function, timeout_seconds=timeout_seconds, **arguments)
+        )
 
-    def get_file(self, remote_path: str, destination: Path) -> None:
+    def get_file(
+        self, remote_path: str, destination: Path, *, on_progress: Progress | None = None
+    ) -> None:
         """Bring one file here, verified and whole."""
+        self._again_if_lost(
+            lambda: self.kernel.get_file(remote_path, destination, on_progress=on_progress)
+        )
+
+    def put_file(self, source: Path | bytes, remote_path: str, *, mode: int = 0o644) -> None:
+        """Send one file, verified and whole."""
+        self._again_if_lost(lambda: self.kernel.put_file(source, remote_path, mode=mode))
+
+    def sync(self, plan: SyncPlan) -> SyncReport:
+        """Bring the plan's contents and the agent there, as far as they are missing."""
+        from kernel_tools.sync import sync
+
+        return self._again_if_lost(lambda: sync(self.client, plan))
+
+    def call_module(self, module: str, function: str, **arguments: Any) -> Any:
+        """Call a function of a module beside `kernels/rpc.py` that travels by itself."""
+        return self._again_if_lost(lambda: self.client.call_module(module, function, **arguments))
+
+    def usable_kernel(self) -> RemoteKernel:
+        """Return the kernel, for what must not be repeated.
+
+        Raises:
+            NotConnectedError, KernelAuthError, KernelConnectionError: as `call` does.
+        """
         self._make_usable()
-        self.kernel.get_file(remote_path, destination)
+        return self.kernel
+
+    def put_secrets(self, run_id: str, payload: dict[str, Any]) -> str:
+        """Write a run's secrets into the remote's private folder; return their path there."""
+        return self._again_if_lost(lambda: self.client.put_secrets(run_id, payload))
 
     def store(self, settings: Settings) -> ObjectStore:
         """Return the store: the one configured, else the embedded one where the kernel is local.
@@ -123,6 +158,7 @@ class Connection:
         """
         with self._restarting:
             self.closed = True
+        self._end_keep_alive()
         # A server that is down has no kernel left to stop.
         with contextlib.suppress(KernelError):
             self.kernel.close(stop_kernel=self.kernel.owned)
@@ -146,6 +182,9 @@ class Connection:
             self.target, self.kernel, self.client = new.target, new.kernel, new.client
             self.reconnect, self.server = new.reconnect, new.server
             self.runs_dir, self.reopen = new.runs_dir, new.reopen
+            self.attached, self._refused = new.attached, None
+            self._end_keep_alive()
+            self.keep_alive, new.keep_alive = new.keep_alive, None
             closed, self.closed = self.closed, False
         if closed:
             return  # kernel, server and store were let go of then
@@ -160,9 +199,30 @@ class Connection:
             if isinstance(old_store, LocalStore):
                 old_store.release()
 
+    def _again_if_lost(self, action: Callable[[], T]) -> T:
+        """Act once more where the kernel was gone and one is there again. Only for what may be repeated."""
+        self._make_usable()
+        kernel = self.kernel
+        try:
+            return action()
+        except KernelLostError:
+            self.revive(kernel)
+            return action()
+        except KernelAuthError as error:
+            if kernel is self.kernel:
+                self._refused = str(error)
+            raise
+
+    def _end_keep_alive(self) -> None:
+        if self.keep_alive is not None:
+            self.keep_alive.end()
+            self.keep_alive = None
+
     def _make_usable(self) -> None:
-        """Refuse what was closed; start a local server that died again, in which no run lives."""
+        """Refuse what was closed or has expired; start a local server that died again, in which no run lives."""
         again = "%remote_connect local" if self.local else "%remote_connect"
+        if self._refused is not None and not self.closed:
+            raise KernelAuthError(self._refused)
         if not self.closed and (self.server is None or self.server.service.alive):
             return
         with self._restarting:  # whoever comes second finds it done, or closed meanwhile
@@ -180,17 +240,23 @@ class Connection:
                 )
             self.take_over(self.reopen())
 
-    def _revive(self, lost: RemoteKernel) -> None:
+    def revive(self, lost: RemoteKernel) -> None:
+        """Have a kernel again where this one is gone.
+
+        Raises:
+            NotConnectedError: it was attached to by name, so no other one will do.
+            KernelError: there is none to be had.
+        """
         with self._reviving:
             if self.kernel is not lost:
                 return
-            if not lost.owned:
+            if self.attached:
                 raise NotConnectedError(
                     "the kernel that was attached is gone.",
                     hint="%remote_connect again; the runs go on without it.",
                 )
             self.kernel = self.reconnect()
-            self.client = type(self.client)(self.kernel, self.client.remote_dir)
+            self.client = self.client.on(self.kernel)
             lost.close(stop_kernel=False)
 
 

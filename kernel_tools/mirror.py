@@ -16,6 +16,7 @@ from typing import Any, Final
 
 LOG, METRICS, STEPS = "train.log", "metrics.jsonl", "steps.jsonl"
 TAIL_BYTES: Final = 64 * 1024
+BLOCK_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +54,28 @@ class RunMirror:
         Raises:
             ValueError: the part would leave a gap.
         """
-        packed = base64.b64decode(part["data"])
-        data = zlib.decompress(packed) if packed else b""
+        data = unpack(part)
         self._write(LOG, int(part["offset"]), data)
         return data.decode("utf-8", "replace")
+
+    def write_piece(self, offset: int, packed: Path) -> int:
+        """Write a zlib-compressed piece of the log at its offset; return its raw size in bytes.
+
+        Raises:
+            ValueError: the piece would leave a gap, or is damaged.
+        """
+        if offset > self._size(LOG):
+            raise ValueError(f"{LOG}: {offset} is past the end here")
+        unpack = zlib.decompressobj()
+        self.log_path.touch()
+        with packed.open("rb") as source, self.log_path.open("r+b") as file:
+            file.seek(offset)
+            while block := source.read(BLOCK_BYTES):
+                try:
+                    file.write(unpack.decompress(block))
+                except zlib.error as error:
+                    raise ValueError(f"a piece of the log is damaged: {error}") from error
+            return file.tell() - offset
 
     def write_rows(
         self, name: str, part: Mapping[str, Any]
@@ -104,6 +123,12 @@ class RunMirror:
         with path.open("r+b") as file:
             file.seek(offset)
             file.write(data)
+
+
+def unpack(part: Mapping[str, Any]) -> bytes:
+    """Return the bytes of a poll's `log` part."""
+    packed = base64.b64decode(part["data"])
+    return zlib.decompress(packed) if packed else b""
 
 
 def parse_rows(text: str) -> tuple[Mapping[str, Any], ...]:

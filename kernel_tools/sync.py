@@ -7,55 +7,43 @@ job. Data never travels this way, and secrets never travel at all.
 
 from __future__ import annotations
 
-import fnmatch
 import hashlib
-import importlib.util
 import os
-import stat
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from kernel_tools.errors import SyncError
+from kernel_tools.gather import (
+    Root,
+    SyncFile,
+    configured_paths,
+    default_roots,
+    project_root,
+    script_roots,
+    walk,
+)
+from kernel_tools.ignored import Ignored
 from kernel_tools.kernels.base import RemoteKernel
 from kernel_tools.kernels.rpc import AGENT_PACKAGE, AgentClient, Blob, agent_source
+from kernel_tools.listing import lacking
 
 # Bytes of 10^6, as printed. Code is kilobytes; what is larger is data and belongs in the object store.
 REFUSED_ABOVE_BYTES: Final = 16_000_000
 WARNED_ABOVE_BYTES: Final = 5_000_000
+# A folder called `data` that was named may hold a list of classes; above this it is a data set.
+DATA_REFUSED_ABOVE_BYTES: Final = 1_000_000
 # Files above this are streamed from disk, not held in memory.
 STREAMED_ABOVE_BYTES: Final = 1024 * 1024
 
-# Left out wherever they are met, unless a path names them exactly.
-PRODUCTS: Final = frozenset({"data", "artifacts", "runs", "site"})
-CACHES: Final = frozenset(
-    {
-        ".venv", ".cache", ".exp", ".git", "__pycache__", ".ipynb_checkpoints", ".mypy_cache",
-        ".pytest_cache", ".ruff_cache", ".hypothesis", ".tox", ".nox", "venv", "node_modules",
-    }
-)  # fmt: skip
-CACHE_FILES: Final = ("*.pyc", "*.pyo", ".DS_Store", "*.egg-info")
-# Never, even when named: what holds keys, and our own folder with references and local run files.
-SECRETS: Final = (
-    ".env*", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*",
-    "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".npmrc", ".git-credentials", "kaggle.json",
-    "credentials.json", ".aws", ".ssh", ".gnupg", ".kaggle", ".kernel_tools",
-)  # fmt: skip
-
 READ_ATTEMPTS: Final = 5
+# A file that was written this short a time ago may be written again without its times changing.
+RESTED_SECONDS: Final = 2.0
 
-
-@dataclass(frozen=True, slots=True)
-class SyncFile:
-    """One file that travels: POSIX path in the run's tree, permission bits, content."""
-
-    path: str
-    source: Path
-    mode: int
-    size: int
-    sha256: str = ""
+# SHA-256 by path and what `stat` says: a file that has rested is read once in a process's life.
+_known_digests: dict[tuple[str, int, int, int, int, int], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,25 +112,28 @@ def build_plan(
             been sent then.
     """
     project_dir = project_dir.resolve()
-    named = [*_configured_paths(project_dir), *sync_paths]
-    extras = [_Root(path, file, None) for path, file in (extra_files or {}).items()]
+    named = [*configured_paths(project_dir), *sync_paths]
+    extras = [Root(path, file, None) for path, file in (extra_files or {}).items()]
     candidates = [
-        *_default_roots(project_dir),
-        *_script_roots(project_dir, script),
-        *(_project_root(project_dir, text) for text in named),
+        *default_roots(project_dir),
+        *script_roots(project_dir, script),
+        *(project_root(project_dir, text) for text in named),
         *extras,
     ]
-    roots: dict[str, _Root] = {}
+    roots: dict[str, Root] = {}
     for root in candidates:
         roots.setdefault(root.path, root)
+    exact = frozenset((*roots, *([Path(script).as_posix()] if script else [])))
+    ignored = Ignored(project_dir)
     found: dict[str, SyncFile] = {}
     # The extras first: a file of the same path in `configs` is not the one that was asked for.
     for root in (*extras, *roots.values()):
-        for file in _walk(root, exact=frozenset(roots), exclude=exclude):
+        for file in walk(root, exact=exact, exclude=exclude, ignored=ignored):
             found.setdefault(file.path, file)
     size = sum(file.size for file in found.values())
-    if size > REFUSED_ABOVE_BYTES and not allow_large:
-        raise _too_large(found.values(), size)
+    if not allow_large:
+        _refuse_too_large(found.values(), size)
+        _refuse_data(found.values(), roots)
     files = tuple(_hashed(file) for _, file in sorted(found.items()))
     warnings: list[str] = []
     if size > WARNED_ABOVE_BYTES:
@@ -175,7 +166,9 @@ def sync(
         client = AgentClient(client, remote_dir)
     agent = agent_source()
     files = {file.path: file for file in plan.files}
-    missing = set(client.missing([*agent.digests, *(file.sha256 for file in plan.files)]))
+    digests = {f"{AGENT_PACKAGE}/{name}": str(one[1]) for name, one in agent.manifest.items()}
+    lacks = lacking(client, {**digests, **{file.path: file.sha256 for file in plan.files}})
+    missing = lacks.digests
     uploaded = sum(digest in missing for digest in agent.digests)
     blobs = {blob.sha256: blob for blob in agent.blobs if blob.sha256 in missing}
     for file in plan.files:
@@ -185,8 +178,8 @@ def sync(
         current, blob = _for_sending(file)
         files[file.path] = current
         blobs[blob.sha256] = blob
-    if blobs:
-        client.send(blobs.values())
+    if blobs or lacks.listings:
+        client.send([*blobs.values(), *lacks.listings])
     manifest = {"files": {path: [file.mode, file.sha256] for path, file in files.items()}}
     return SyncReport(
         paths=(AGENT_PACKAGE, *plan.paths),
@@ -199,157 +192,6 @@ def sync(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Root:
-    """A file or folder that travels as `path`; links may lead anywhere inside `fence` (None: anywhere)."""
-
-    path: str
-    source: Path
-    fence: Path | None
-    pattern: str | None = None  # of a folder, only the direct children that match
-
-
-def _default_roots(project_dir: Path) -> Iterator[_Root]:
-    detector = _package_dir("detector")
-    if detector is not None:
-        yield _Root("detector", detector, None)
-    configs = project_dir / "configs"
-    if configs.is_dir():
-        yield _Root("configs", configs, project_dir)
-    elif detector is not None:
-        # The packed presets: inside the wheel's package, or beside it in a checkout.
-        for packed in (detector / "_configs", detector.parent / "configs"):
-            if packed.is_dir():
-                yield _Root("configs", packed, None)
-                break
-    for name in ("pyproject.toml", "README.md"):
-        if (project_dir / name).is_file():
-            yield _Root(name, project_dir / name, project_dir)
-
-
-def _script_roots(project_dir: Path, script: str | None) -> Iterator[_Root]:
-    if script is None:
-        return
-    root = _project_root(project_dir, script)
-    if not root.source.is_file():
-        raise SyncError(f"The script {script} is not a file.")
-    folder = PurePosixPath(root.path).parent.as_posix()
-    if folder == ".":
-        yield _Root(root.path, root.source, project_dir)
-        for path in sorted(project_dir.glob("*.py")):
-            yield _Root(path.name, path, project_dir)
-    else:
-        yield _Root(folder, project_dir / folder, project_dir)
-
-
-def _package_dir(name: str) -> Path | None:
-    spec = importlib.util.find_spec(name)
-    if spec is None or not spec.submodule_search_locations:
-        return None
-    return Path(next(iter(spec.submodule_search_locations)))
-
-
-def _configured_paths(project_dir: Path) -> list[str]:
-    """Read `[tool.kernel_tools] sync = [...]` of the project."""
-    path = project_dir / "pyproject.toml"
-    if not path.is_file():
-        return []
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SyncError(
-            f"pyproject.toml cannot be read: {error}.", hint="Correct it; nothing was sent."
-        ) from None
-    listed = table.get("tool", {}).get("kernel_tools", {}).get("sync", [])
-    if not isinstance(listed, list) or not all(isinstance(item, str) for item in listed):
-        raise SyncError("[tool.kernel_tools] sync in pyproject.toml must be a list of paths.")
-    return listed
-
-
-def _relative(project_dir: Path, text: str) -> str:
-    """Return a named path relative to the project, in POSIX form, without following links."""
-    path = Path(os.path.normpath(project_dir / text))
-    try:
-        relative = path.relative_to(project_dir).as_posix()
-    except ValueError:
-        raise SyncError(
-            f"{text} lies outside the project {project_dir.name}.",
-            hint="Only what lies in the project can be synced; data is staged with %stage_dataset.",
-        ) from None
-    if relative == ".":
-        raise SyncError("The whole project is too much to sync.", hint="Name its folders.")
-    return relative
-
-
-def _project_root(project_dir: Path, text: str) -> _Root:
-    relative = _relative(project_dir, text)
-    for part in PurePosixPath(relative).parts:
-        if _matches(part.lower(), SECRETS):
-            raise SyncError(f"{text} is never synced: {part} may hold secrets.")
-    source = project_dir / relative
-    if not source.exists():
-        raise SyncError(
-            f"There is no {relative} in the project {project_dir.name}.",
-            hint="Name it relative to the project's folder.",
-        )
-    return _Root(relative, source, project_dir)
-
-
-def _walk(root: _Root, *, exact: frozenset[str], exclude: Sequence[str]) -> Iterator[SyncFile]:
-    """Yield the files below a root, unhashed, in no order that matters."""
-    pending: list[tuple[str, Path, frozenset[str]]] = [(root.path, root.source, frozenset())]
-    while pending:
-        path, source, above = pending.pop()
-        if path not in exact and path != root.path and _is_left_out(path, source):
-            continue
-        if _is_excluded(path, exclude) or _matches(source.name.lower(), SECRETS):
-            continue
-        real = source.resolve()
-        if root.fence is not None and not real.is_relative_to(root.fence):
-            raise SyncError(
-                f"{path} is a link that leaves the project, so it is not followed.",
-                hint="Replace it by a copy, or leave it out with --exclude.",
-            )
-        try:
-            status = source.stat()
-        except FileNotFoundError:
-            raise SyncError(
-                f"{path} is a link to nothing.", hint="Remove or --exclude it."
-            ) from None
-        if stat.S_ISDIR(status.st_mode):
-            if str(real) in above:
-                continue  # a link to a folder above itself
-            within = above | {str(real)}
-            pending += [(f"{path}/{child.name}", child, within) for child in source.iterdir()]
-        elif stat.S_ISREG(status.st_mode):
-            mode = 0o755 if status.st_mode & stat.S_IXUSR and os.name == "posix" else 0o644
-            yield SyncFile(path, source, mode, status.st_size)
-
-
-def _is_left_out(path: str, source: Path) -> bool:
-    name = PurePosixPath(path).name
-    if name in CACHES or _matches(name, CACHE_FILES):
-        return True
-    # A package named `data` is code; a folder of that name without an __init__ is what code makes.
-    return name in PRODUCTS and source.is_dir() and not (source / "__init__.py").is_file()
-
-
-def _is_excluded(path: str, patterns: Sequence[str]) -> bool:
-    return _matches(path, patterns) or _matches(PurePosixPath(path).name, patterns)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatchcase(name, pattern.rstrip("/")) for pattern in patterns)
-
-
-def _is_below(path: str, root: str) -> bool:
-    return path == root or path.startswith(root + "/")
-
-
 def _hashed(file: SyncFile) -> SyncFile:
     """Hash a file; one that changes meanwhile is read again.
 
@@ -358,25 +200,28 @@ def _hashed(file: SyncFile) -> SyncFile:
     """
     for _ in range(READ_ATTEMPTS):
         before = file.source.stat()
+        key = _identity(file.source, before)
+        if key in _known_digests:
+            return SyncFile(file.path, file.source, file.mode, file.size, _known_digests[key])
         with file.source.open("rb") as stream:
             digest = hashlib.sha256()
             size = 0
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
                 size += len(chunk)
-        after = file.source.stat()
-        if (
-            (before.st_mtime_ns, before.st_size)
-            == (after.st_mtime_ns, after.st_size)
-            == (
-                after.st_mtime_ns,
-                size,
-            )
-        ):
-            return SyncFile(file.path, file.source, file.mode, size, digest.hexdigest())
+        if key == _identity(file.source, file.source.stat()) and size == before.st_size:
+            found = digest.hexdigest()
+            if time.time() - before.st_mtime > RESTED_SECONDS:
+                _known_digests[key] = found
+            return SyncFile(file.path, file.source, file.mode, size, found)
     raise SyncError(
         f"{file.path} keeps changing while it is read.", hint="Sync again when it rests."
     )
+
+
+def _identity(path: Path, status: os.stat_result) -> tuple[str, int, int, int, int, int]:
+    times = (status.st_mtime_ns, status.st_ctime_ns)
+    return (str(path), status.st_dev, status.st_ino, status.st_size, *times)
 
 
 def _for_sending(file: SyncFile) -> tuple[SyncFile, Blob]:
@@ -393,17 +238,44 @@ def _for_sending(file: SyncFile) -> tuple[SyncFile, Blob]:
     )
 
 
-def _too_large(files: Any, size: int) -> SyncError:
+def _refuse_too_large(files: Collection[SyncFile], size: int) -> None:
+    if size <= REFUSED_ABOVE_BYTES:
+        return
     by_folder: dict[str, int] = {}
     for file in files:
         parent = PurePosixPath(file.path).parent.as_posix()
         by_folder[parent] = by_folder.get(parent, 0) + file.size
     folder = max(by_folder, key=lambda name: by_folder[name])
-    largest = sorted(files, key=lambda file: -file.size)[:3]
-    named = ", ".join(f"{file.path} ({file.size / 1e6:.1f} MB)" for file in largest)
-    return SyncError(
+    raise SyncError(
         f"{size / 1e6:.1f} MB would travel as code, more than {REFUSED_ABOVE_BYTES / 1e6:.0f} MB. "
-        f"The largest: {named}. Nothing was sent.",
+        f"The largest: {_largest(files)}. Nothing was sent.",
         hint=f"Stage data instead: %stage_dataset {folder} and --dataset; leave files out with "
         "--exclude; or, if it must travel, --allow-large.",
     )
+
+
+def _refuse_data(files: Collection[SyncFile], roots: Collection[str]) -> None:
+    """Refuse a data set that was named as if it were code."""
+    for path in roots:
+        if PurePosixPath(path).name != "data":
+            continue
+        below = [file for file in files if _is_below(file.path, path)]
+        size = sum(file.size for file in below)
+        if size > DATA_REFUSED_ABOVE_BYTES and f"{path}/__init__.py" not in {
+            file.path for file in below
+        }:
+            raise SyncError(
+                f"{path} holds {len(below)} files, {size / 1e6:.1f} MB: data does not travel as code. "
+                f"The largest: {_largest(below)}. Nothing was sent.",
+                hint=f"Stage it: %stage_dataset {path}, then --dataset with its name; or, if it must "
+                "travel, --allow-large.",
+            )
+
+
+def _largest(files: Collection[SyncFile]) -> str:
+    largest = sorted(files, key=lambda file: -file.size)[:3]
+    return ", ".join(f"{file.path} ({file.size / 1e6:.1f} MB)" for file in largest)
+
+
+def _is_below(path: str, root: str) -> bool:
+    return path == root or path.startswith(root + "/")

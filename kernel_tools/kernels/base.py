@@ -7,10 +7,10 @@ raise leaves here as one of `kernel_tools.errors`; no URL or token leaves unreda
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from kernel_tools.errors import (
@@ -19,6 +19,7 @@ from kernel_tools.errors import (
     KernelConnectionError,
     KernelError,
     KernelLostError,
+    KernelRefusedError,
     RemoteExecutionError,
 )
 from kernel_tools.redact import redact, register_secret
@@ -26,6 +27,37 @@ from kernel_tools.settings import Secret
 
 # Called with (bytes done, bytes in all) while a file travels.
 Progress = Callable[[int, int], None]
+# Called with each piece of a cell's output, as it comes.
+OnOutput = Callable[["CellOutput"], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long to wait for what, in seconds. The defaults fit a busy Kaggle session: 15 s a round trip.
+
+    Attributes:
+        first: until the very first answer, where nobody listens: the likeliest cause is a wrong URL.
+        connect: until a line is back, retries included; also where the first answer is 502, 503, 504.
+        start: until a new kernel answers: imports from a cold disk.
+        request: one HTTP request, and the opening of one WebSocket.
+        answer: one chunk of a file; without an answer for so long the line counts as lost.
+        stall: a file's transfer, without one byte of progress.
+        turn: for the turn behind a file that travels.
+    """
+
+    first: float = 3.0
+    connect: float = 20.0
+    start: float = 60.0
+    request: float = 20.0
+    answer: float = 30.0
+    stall: float = 120.0
+    turn: float = 600.0
+
+
+PATIENCE: Final = Patience()
+
+# A proxy answers these while the kernel and its runs live on; 429 asks for a pause, 524 is Cloudflare's.
+PASSING_STATUSES: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 520, 522, 524})
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +67,22 @@ class RemoteErrorInfo:
     ename: str
     evalue: str
     traceback: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CellOutput:
+    """A piece of what a cell says.
+
+    Attributes:
+        kind: `stdout`, `stderr`, `display` or `clear`.
+        text: of the first two.
+        data, metadata: a display by MIME type; an expression's value is one too.
+    """
+
+    kind: str
+    text: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +127,9 @@ class RemoteKernel(Protocol):
     def description(self) -> str:
         """One redacted line for people."""
 
-    def execute(self, code: str, *, timeout_seconds: float = 60.0) -> CellResult:
+    def execute(
+        self, code: str, *, timeout_seconds: float = 60.0, on_output: OnOutput | None = None
+    ) -> CellResult:
         """Run a cell once. It is never sent a second time, and never interrupted by a timeout."""
 
     def put_file(
@@ -108,6 +158,12 @@ class RemoteKernel(Protocol):
             KernelError: the kernel is not ours.
         """
 
+    def state(self) -> str:
+        """Return what the server says of the kernel: `idle`, `busy`, `starting`, ..."""
+
+    def hang_up(self) -> None:
+        """Drop the line: a call that waits on it ends with `KernelConnectionError`; the kernel lives."""
+
     def close(self, *, stop_kernel: bool) -> None:
         """Let go of the line; with `stop_kernel`, end the kernel too if it is ours."""
 
@@ -119,9 +175,12 @@ class ServerAddress:
     base_url: str = field(repr=False)
     token: Secret | None
     shown: str
+    password: Secret | None = None
 
     @classmethod
-    def parse(cls, url: str, token: Secret | str | None = None) -> ServerAddress:
+    def parse(
+        cls, url: str, token: Secret | str | None = None, *, password: Secret | None = None
+    ) -> ServerAddress:
         """Read what a person pasted: a base URL, Kaggle's `/k/<id>/<token>/proxy`, or `...?token=`.
 
         A trailing `/lab`, `/tree` or `/api` is dropped; an explicit `token` wins over the URL's own.
@@ -145,7 +204,7 @@ class ServerAddress:
         if parts.password:
             register_secret(parts.password)
         base_url = urlunsplit((parts.scheme, parts.netloc, path, "", ""))
-        return cls(base_url, token, redact(base_url))
+        return cls(base_url, token, redact(base_url), password)
 
 
 def _server_path(path: str) -> str:
@@ -160,21 +219,40 @@ def _server_path(path: str) -> str:
     return "/".join(segments)
 
 
-def error_of_status(status: int, what: str) -> KernelError:
-    """Name an HTTP status: `what` says what was asked, redacted."""
+def error_of_status(status: int, what: str, *, known: bool = True) -> KernelError:
+    """Name an HTTP status.
+
+    Args:
+        status: 400 or above.
+        what: what was asked, redacted.
+        known: the server has answered us before, so that a refusal is news.
+    """
     if status in {401, 403}:
+        if known:
+            return KernelAuthError(
+                f"The Jupyter server refused {what} ({status}): the URL or token has expired: get a "
+                "new one and %remote_connect again; the run goes on."
+            )
         return KernelAuthError(
             f"The Jupyter server refused {what} ({status}): the URL or token is wrong or has expired.",
-            hint="Get a new URL and %remote_connect again; a run that was started goes on.",
+            hint="Get a new one and %remote_connect again; a run that was started goes on.",
         )
     if status == 404:
         return KernelLostError(
             f"The Jupyter server does not know {what} (404).",
             hint="The kernel or the session has ended; %remote_connect again. Runs are found by %remote_runs.",
         )
-    return KernelConnectionError(
+    if status == 405:
+        return KernelRefusedError(f"The Jupyter server does not allow {what} (405).")
+    if status in PASSING_STATUSES:
+        return KernelConnectionError(
+            f"The Jupyter server answered {status} to {what}.",
+            hint="Try again in a moment; a run that was started goes on.",
+            status=status,
+        )
+    return KernelError(
         f"The Jupyter server answered {status} to {what}.",
-        hint="Try again in a moment; a run that was started goes on.",
+        hint="Its own log says why; a run that was started goes on.",
     )
 
 

@@ -63,6 +63,9 @@ try:
         module = load_source(call["module"], call["source"])
     else:
         module = load_package(call["module"], call["folder"], call["api"])
+    if "arguments_file" in call:
+        with open(call["arguments_file"], "rb") as stream:
+            call["arguments"].update(json.load(stream))
     if "blob_file" in call:
         # Gone: this is a repeat whose first reply was lost, and the content was taken in then.
         data = b""

@@ -1,133 +1,69 @@
 """A kernel as we hold it, whatever library carries the line: turns, reconnecting, and manners.
 
 One call at a time. A dropped line is opened again before a cell is sent, never after: a cell runs at
-most once. A kernel that we did not start is never interrupted, restarted or ended. An adapter brings a
-`Driver`, which may raise what its library raises; here it becomes one of `kernel_tools.errors`.
+most once. A kernel that we did not start is never interrupted, restarted or ended. How it was found is
+in `opening`; an adapter brings a `ServerDriver`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import socket
-import ssl
+import functools
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Final, TypeVar
 
 from kernel_tools.errors import (
     FetchError,
     InvalidArgumentError,
-    KernelAuthError,
     KernelConnectionError,
     KernelError,
     KernelLostError,
     KernelTimeoutError,
     KernelToolsError,
 )
-from kernel_tools.kernels.base import (
-    CellResult,
-    ForeignError,
-    Progress,
-    ServerAddress,
-    backoff_seconds,
-    error_of_status,
-)
+from kernel_tools.kernels.base import CellResult, OnOutput, Progress, backoff_seconds
+from kernel_tools.kernels.bounded import LateError, within
 from kernel_tools.kernels.cells import QUIET_CELL
-from kernel_tools.kernels.transfer import (
-    CommLine,
-    Download,
-    RemoteFileError,
-    Upload,
-    register_cell,
-)
+from kernel_tools.kernels.driver import CellTimeoutError, Line, ServerDriver
+from kernel_tools.kernels.transfer import Download, RemoteFileError, Upload, register_cell
 
 T = TypeVar("T")
 
-# How long a server may take to give a line back, retries included.
-CONNECT_SECONDS: Final = 20.0
-# The same for the very first answer, where the likeliest cause is a wrong URL.
-FIRST_ANSWER_SECONDS: Final = 3.0
-# A kernel's start: imports from a cold disk, measured up to 15 s on a busy Kaggle session.
-START_SECONDS: Final = 60.0
-# How long a call waits for its turn behind a file that travels.
-TRANSFER_TURN_SECONDS: Final = 600.0
-TRANSFER_ATTEMPTS: Final = 5
-
-_NETWORK_ERRNOS: Final = frozenset(
-    {errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.ENOTCONN, errno.EBADF}
-)
-
-
-class CellTimeoutError(Exception):
-    """A line's own sign that no reply came in time."""
-
-
-class Line(CommLine, Protocol):
-    """An open WebSocket to one kernel, used by one thread at a time except for `drop`.
-
-    Raises CellTimeoutError where no answer comes in time.
-    """
-
-    def is_alive(self) -> bool:
-        """Read away what came since the last call; false when it is closed."""
-
-    def drop(self) -> None:
-        """Close the socket at once, waking a thread that waits on it."""
-
-
-class Driver(Protocol):
-    """A client library, reduced to what is asked of it. May raise anything that is foreign."""
-
-    # The library's exceptions, beyond those of the network.
-    foreign: tuple[type[BaseException], ...]
-
-    def list_kernels(self) -> Sequence[Mapping[str, Any]]:
-        """Kernels on the server: `id`, `name`, `execution_state`."""
-
-    def kernel_names(self) -> Sequence[str]:
-        """Specifications that can be started."""
-
-    def start_kernel(self, name: str) -> str:
-        """Start a kernel and return its id."""
-
-    def check_kernel(self, kernel_id: str) -> None:
-        """Raise if the server does not know the kernel."""
-
-    def stop_kernel(self, kernel_id: str) -> None:
-        """End a kernel."""
-
-    def interrupt_kernel(self, kernel_id: str) -> None:
-        """Interrupt a kernel."""
-
-    def open_line(self, kernel_id: str) -> Line:
-        """Open a WebSocket to a kernel."""
+# How long a call that is over may still ask whether the kernel is there at all.
+CHECK_SECONDS: Final = 2.0
+STOP_SECONDS: Final = 5.0
 
 
 class HeldKernel:
-    """`RemoteKernel` over a driver; made by `hold`."""
+    """`RemoteKernel` over a driver; made by `opening.open_kernel`.
+
+    Args:
+        mark: the name of the session that it was started in; None where it is not ours.
+        notice: what a person should know about how it was found.
+    """
 
     def __init__(
         self,
-        driver: Driver,
-        address: ServerAddress,
+        driver: ServerDriver,
         kernel_id: str,
         *,
-        owned: bool,
         kernel_name: str,
+        mark: str | None = None,
         notice: str = "",
     ) -> None:
         self._driver = driver
-        self._address = address
+        self._patience = driver.patience
         self._kernel_id = kernel_id
-        self._owned = owned
         self._kernel_name = kernel_name
+        self._mark = mark
         self._line: Line | None = None
         self._turns = threading.RLock()
         self._closed = False
+        self._unanswered = False  # a cell of ours may still run there
         self.notice = notice
 
     @property
@@ -138,20 +74,23 @@ class HeldKernel:
     @property
     def owned(self) -> bool:
         """True where we started it."""
-        return self._owned
+        return self._mark is not None
 
     @property
     def description(self) -> str:
         """One redacted line for people."""
-        whose = "ours" if self._owned else "not ours"
-        return (
-            f"kernel {self._kernel_id[:8]} ({self._kernel_name}, {whose}) at {self._address.shown}"
-        )
+        whose = "ours" if self.owned else "not ours"
+        shown = self._driver.address.shown
+        return f"kernel {self._kernel_id[:8]} ({self._kernel_name}, {whose}) at {shown}"
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}: {self.description}>"
 
-    def execute(self, code: str, *, timeout_seconds: float = 60.0) -> CellResult:
+    # Calls ----------------------------------------------------------------------------------
+
+    def execute(
+        self, code: str, *, timeout_seconds: float = 60.0, on_output: OnOutput | None = None
+    ) -> CellResult:
         """Run a cell once.
 
         Raises:
@@ -160,9 +99,13 @@ class HeldKernel:
         """
         deadline = time.monotonic() + timeout_seconds
         with self._turn(deadline):
+            self._await_the_last_cell(deadline)
             line = self._open_line(deadline)
             with self._losing_the_line("a cell"):
-                return line.execute(code, max(0.01, deadline - time.monotonic()))
+                self._unanswered = True
+                result = line.execute(code, max(0.01, deadline - time.monotonic()), on_output)
+                self._unanswered = False
+                return result
 
     def put_file(
         self,
@@ -180,8 +123,8 @@ class HeldKernel:
         """
         if isinstance(source, Path) and not source.is_file():
             raise InvalidArgumentError(f"There is no file {source} to send.")
-        upload = Upload(source, remote_path, mode, on_progress)
-        self._transfer(upload.run, f"the upload of {remote_path}", KernelError)
+        upload = Upload(source, remote_path, mode, self._patience.answer)
+        self._transfer(upload, on_progress, f"the upload of {remote_path}", KernelError)
 
     def get_file(
         self, remote_path: str, destination: Path, *, on_progress: Progress | None = None
@@ -192,11 +135,15 @@ class HeldKernel:
             FetchError: the remote cannot read it, or it changed on the way.
         """
         destination.parent.mkdir(parents=True, exist_ok=True)
-        download = Download(remote_path, destination, on_progress)
+        download = Download(remote_path, destination, self._patience.answer)
         try:
-            self._transfer(download.run, f"the download of {remote_path}", FetchError)
+            self._transfer(download, on_progress, f"the download of {remote_path}", FetchError)
         finally:
             download.discard()
+
+    def state(self) -> str:
+        """Return what the server says of the kernel: `idle`, `busy`, `starting`, ..."""
+        return self._driver.state_of(self._kernel_id)
 
     def interrupt(self) -> None:
         """Interrupt what runs in our own kernel, also while another thread waits for it.
@@ -204,35 +151,54 @@ class HeldKernel:
         Raises:
             KernelError: the kernel is not ours.
         """
-        if not self._owned:
+        if not self.owned:
             raise KernelError(
                 f"{self.description} is never interrupted from here.",
                 hint="Interrupt it where it was started.",
             )
-        with named("an interrupt", self._address, self._driver):
-            self._driver.interrupt_kernel(self._kernel_id)
+        self._driver.interrupt_kernel(self._kernel_id)
+
+    def hang_up(self) -> None:
+        """Drop the line: a call that waits on it ends with `KernelConnectionError`; the kernel lives."""
+        self._drop_line()
 
     def close(self, *, stop_kernel: bool) -> None:
         """Close the line, at once even while a call waits; stop the kernel if asked and it is ours."""
         self._closed = True
         self._drop_line()
-        if not (stop_kernel and self._owned):
+        if not stop_kernel or self._mark is None:
             return
-        try:
-            with named("the end of our kernel", self._address, self._driver):
-                self._driver.stop_kernel(self._kernel_id)
-        except KernelLostError:
-            return
+        # A start whose reply was lost may have left a second one under our mark.
+        for kernel_id in dict.fromkeys((self._kernel_id, *self._others_of_ours())):
+            with contextlib.suppress(KernelLostError):
+                # A kernel that is being restarted answers 500; a server that is down need not be awaited.
+                retried(
+                    functools.partial(self._driver.stop_kernel, kernel_id),
+                    STOP_SECONDS,
+                    unanswered_seconds=0,
+                )
 
     def greet(self) -> None:
         """Open the line; in a kernel of ours switch off the history and switch on file transfer."""
-        if self._owned:
-            self.execute(QUIET_CELL + register_cell(), timeout_seconds=START_SECONDS).check()
+        if not self.owned:
+            # Someone else's kernel may be busy for hours; that shows with the first call.
+            deadline = time.monotonic() + self._patience.connect
+            with self._turn(deadline):
+                self._open_line(deadline)
             return
-        # Someone else's kernel may be busy for hours; that shows with the first call.
-        deadline = time.monotonic() + CONNECT_SECONDS
-        with self._turn(deadline):
-            self._open_line(deadline)
+        deadline = time.monotonic() + self._patience.start
+        for wait in backoff_seconds():
+            try:
+                cell = QUIET_CELL + register_cell()  # the same when it runs twice
+                self.execute(cell, timeout_seconds=deadline - time.monotonic()).check()
+            except KernelConnectionError:
+                if time.monotonic() + wait > deadline:
+                    raise
+            else:
+                return
+            time.sleep(wait)
+
+    # The line -------------------------------------------------------------------------------
 
     @contextmanager
     def _turn(self, deadline: float) -> Iterator[None]:
@@ -250,11 +216,14 @@ class HeldKernel:
     def _losing_the_line(self, what: str) -> Iterator[None]:
         """Drop the line on anything, Ctrl-C included, so that no late reply meets the next call."""
         try:
-            with named(what, self._address, self._driver):
+            with self._driver.named(what):
                 yield
         except CellTimeoutError:
             self._drop_line()
-            self._check_kernel()
+            with contextlib.suppress(KernelConnectionError, LateError):
+                within(
+                    CHECK_SECONDS, self.state
+                )  # a line to a kernel that is gone just falls silent
             raise KernelTimeoutError(
                 f"No reply from {self.description} in time; what was sent may still run."
             ) from None
@@ -262,209 +231,127 @@ class HeldKernel:
             self._drop_line()
             raise
 
+    def _await_the_last_cell(self, deadline: float) -> None:
+        """Send nothing behind a cell that was given up and still runs: repeats would pile up there.
+
+        Raises:
+            KernelTimeoutError: it runs on.
+        """
+        if not self._unanswered:
+            return
+        for wait in backoff_seconds():
+            left = deadline - time.monotonic()
+            with contextlib.suppress(KernelConnectionError, LateError):
+                if within(max(CHECK_SECONDS, left), self.state) != "busy":
+                    break
+                if left <= wait:
+                    raise KernelTimeoutError(
+                        f"{self.description} is busy with a cell, so nothing more was sent."
+                    )
+                time.sleep(wait)
+                continue
+            break
+        self._unanswered = False
+
     def _open_line(self, deadline: float) -> Line:
         """Return a line that was alive just now, opening it with retries if need be."""
         if self._line is not None and self._line.is_alive():
             return self._line
         self._drop_line()
         remaining = max(1.0, deadline - time.monotonic())
-        line = retried(self._new_line, min(remaining, CONNECT_SECONDS))
+        line = retried(self._new_line, min(remaining, self._patience.connect))
         self._line = line
         if self._closed:  # by another thread, while this one opened it
             self._drop_line()
-            raise KernelLostError(f"The connection to {self.description} was closed from here.")
+            raise self._closed_error()
         return line
 
     def _new_line(self) -> Line:
         if self._closed:
-            raise KernelLostError(f"The connection to {self.description} was closed from here.")
-        with named(f"a line to kernel {self._kernel_id[:8]}", self._address, self._driver):
-            return self._driver.open_line(self._kernel_id)
-
-    def _check_kernel(self) -> None:
-        """Raise KernelLostError where the server has let go of the kernel: a line to it just falls silent."""
+            raise self._closed_error()
+        what = f"a line to kernel {self._kernel_id[:8]}"
         try:
-            with named(f"kernel {self._kernel_id[:8]}", self._address, self._driver):
-                self._driver.check_kernel(self._kernel_id)
-        except KernelConnectionError:
-            return
+            with self._driver.named(what):
+                return within(
+                    self._patience.request,
+                    lambda: self._driver.open_line(self._kernel_id),
+                    discard=lambda line: line.drop(),
+                )
+        except KernelLostError:
+            self.state()  # raises the same unless the server knows the kernel after all
+            raise KernelConnectionError(f"The server refused {what} (404), and has it.") from None
 
-    def __del__(self) -> None:
-        """Close the line of a kernel that was forgotten; the kernel itself is left as it is."""
-        with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
-            self._drop_line()
+    def _closed_error(self) -> KernelLostError:
+        return KernelLostError(f"The connection to {self.description} was closed from here.")
 
     def _drop_line(self) -> None:
         line, self._line = self._line, None
         if line is not None:
             line.drop()
 
+    def _others_of_ours(self) -> tuple[str, ...]:
+        assert self._mark is not None
+        try:
+            return self._driver.kernels_of(self._mark)
+        except KernelError:
+            return ()
+
     def _transfer(
-        self, attempt: Callable[[Line], None], what: str, refusal: type[KernelToolsError]
+        self,
+        transfer: Upload | Download,
+        on_progress: Progress | None,
+        what: str,
+        refusal: type[KernelToolsError],
     ) -> None:
         waits = backoff_seconds()
-        for number in range(1, TRANSFER_ATTEMPTS + 1):
+        moved, most = time.monotonic(), -1
+
+        def note(done: int, total: int) -> None:
+            nonlocal moved, most, waits
+            if done > most:
+                moved, most, waits = time.monotonic(), done, backoff_seconds()
+            if on_progress is not None:
+                on_progress(done, total)
+
+        while True:
             try:
-                with self._turn(time.monotonic() + TRANSFER_TURN_SECONDS):
-                    line = self._open_line(time.monotonic() + CONNECT_SECONDS)
+                with self._turn(time.monotonic() + self._patience.turn):
+                    line = self._open_line(time.monotonic() + self._patience.connect)
                     with self._losing_the_line(what):
-                        attempt(line)
+                        transfer.run(line, note)
                         return
             except RemoteFileError as error:
                 raise refusal(f"{what} failed: {error}") from None
             except (KernelConnectionError, KernelTimeoutError):
-                if number == TRANSFER_ATTEMPTS:
+                if time.monotonic() - moved > self._patience.stall:
                     raise
             time.sleep(next(waits))
 
+    def __del__(self) -> None:
+        """Close the line of a kernel that was forgotten; the kernel itself is left as it is."""
+        with contextlib.suppress(Exception):  # at the interpreter's end anything may be gone
+            self._drop_line()
 
-K = TypeVar("K", bound=HeldKernel)
 
+def retried(
+    attempt: Callable[[], T], seconds: float, *, unanswered_seconds: float | None = None
+) -> T:
+    """Try until it works, while only the connection is at fault.
 
-def hold(
-    kind: type[K],
-    driver: Driver,
-    address: ServerAddress,
-    *,
-    kernel_name: str,
-    attach: str | None,
-) -> K:
-    """Start a kernel of our own, or attach to the one named; `kind` is the adapter's class.
-
-    Where the server refuses to start one (403, 405), its only idle kernel is borrowed, and `notice`
-    says so.
-
-    Raises:
-        InvalidArgumentError: no such kernel specification.
-        KernelAuthError, KernelConnectionError, KernelLostError: as their names say.
+    Args:
+        attempt: raises KernelConnectionError where trying again may help.
+        seconds: for so long at most.
+        unanswered_seconds: the same where nobody answers, not even a proxy (default: `seconds`).
     """
-
-    def first_answer() -> Sequence[Mapping[str, Any]]:
-        with named("a list of kernels", address, driver):
-            return driver.list_kernels()
-
-    kernels = retried(first_answer, FIRST_ANSWER_SECONDS)
-    if attach is None:
-        kernel = _started(kind, driver, address, kernel_name, kernels)
-    else:
-        with named(f"kernel {attach}", address, driver):
-            driver.check_kernel(attach)
-        kernel = kind(driver, address, attach, owned=False, kernel_name=kernel_name)
-    try:
-        kernel.greet()
-    except BaseException:
-        kernel.close(stop_kernel=True)
-        raise
-    return kernel
-
-
-def _started(
-    kind: type[K],
-    driver: Driver,
-    address: ServerAddress,
-    kernel_name: str,
-    kernels: Sequence[Mapping[str, Any]],
-) -> K:
-    try:
-        # Not retried: a lost reply would leave a kernel behind that nobody knows.
-        kernel_id = driver.start_kernel(kernel_name)
-    except BaseException as error:
-        if not _is_foreign(error, driver):
-            raise
-        status = _status_of(error)
-        if status in {403, 405}:
-            return _borrowed(kind, driver, address, kernels, status)
-        failure = _translated(error, "the start of a kernel", address)
-        cause = ForeignError.of(error)
-    else:
-        return kind(driver, address, kernel_id, owned=True, kernel_name=kernel_name)
-    with named("a list of kernel specifications", address, driver):
-        names = sorted(driver.kernel_names())
-    if names and kernel_name not in names:
-        raise InvalidArgumentError(
-            f"The server has no kernel named {kernel_name!r}.", hint=f"It has: {', '.join(names)}."
-        )
-    raise failure from cause
-
-
-def _borrowed(
-    kind: type[K],
-    driver: Driver,
-    address: ServerAddress,
-    kernels: Sequence[Mapping[str, Any]],
-    status: int | None,
-) -> K:
-    idle = [kernel for kernel in kernels if kernel.get("execution_state") == "idle"]
-    if len(idle) != 1:
-        raise KernelAuthError(
-            f"The server at {address.shown} does not let us start a kernel ({status}), and has "
-            f"{len(idle)} idle ones to choose from.",
-            hint="Name the one to use: %remote_connect URL --attach KERNEL_ID.",
-        )
-    notice = (
-        f"The server does not let us start a kernel ({status}); its only idle one is used and will "
-        "never be interrupted, restarted or ended from here."
-    )
-    name = str(idle[0].get("name", ""))
-    return kind(driver, address, str(idle[0]["id"]), owned=False, kernel_name=name, notice=notice)
-
-
-@contextmanager
-def named(what: str, address: ServerAddress, driver: Driver) -> Iterator[None]:
-    """Turn a foreign exception into one of ours, named after what was asked."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        # A new one: `%xmode Verbose` shows the variables of the frames below, and the URL is one.
-        raise KeyboardInterrupt from None
-    except BaseException as error:
-        if not _is_foreign(error, driver):
-            raise
-        raise _translated(error, what, address) from ForeignError.of(error)
-
-
-def retried(attempt: Callable[[], T], seconds: float) -> T:
-    """Try until it works, while only the connection is at fault, for at most `seconds`."""
-    deadline = time.monotonic() + seconds
+    started = time.monotonic()
     for wait in backoff_seconds():
         try:
             return attempt()
-        except KernelConnectionError:
-            if time.monotonic() + wait > deadline:
+        except KernelConnectionError as error:
+            most = seconds
+            if unanswered_seconds is not None and error.status is None:
+                most = unanswered_seconds
+            if time.monotonic() + wait > started + most:
                 raise
         time.sleep(wait)
     raise AssertionError  # pragma: no cover - the waits never end
-
-
-def _is_foreign(error: BaseException, driver: Driver) -> bool:
-    """True for what the client library and the network raise, false for a local file's trouble."""
-    # ValueError: a proxy's login page where JSON was expected.
-    network = (ConnectionError, TimeoutError, socket.gaierror, ssl.SSLError, ValueError)
-    if isinstance(error, (*driver.foreign, *network)):
-        return True
-    return type(error) is OSError and error.errno in _NETWORK_ERRNOS
-
-
-def _status_of(error: BaseException) -> int | None:
-    """Return the HTTP status behind an exception.
-
-    pyrun-jupyter tells statuses apart in its text alone, yet the response stands in the context.
-    """
-    seen: BaseException | None = error
-    while seen is not None:
-        response = getattr(seen, "response", None)
-        status = getattr(response, "status_code", None) or getattr(seen, "status_code", None)
-        if isinstance(status, int):
-            return status
-        seen = seen.__cause__ or seen.__context__
-    return None
-
-
-def _translated(error: BaseException, what: str, address: ServerAddress) -> KernelError:
-    status = _status_of(error)
-    if status is not None:
-        return error_of_status(status, f"{what} at {address.shown}")
-    return KernelConnectionError(
-        f"The line broke or nothing answered: {what} at {address.shown} ({type(error).__name__}).",
-        hint="Is the server running, and the URL whole?",
-    )

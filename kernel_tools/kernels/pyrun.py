@@ -1,8 +1,8 @@
 """A remote kernel over pyrun-jupyter 0.7: the only module that imports it.
 
-It composes that library's `KernelManager` (REST) and `KernelWebSocket` (cells, binary transfer), and
-not its `JupyterRunner`: a runner interrupts the kernel when a timeout passes, or when remote code
-raises TimeoutError, and prints download failures instead of raising them.
+It composes that library's `KernelWebSocket` (cells, binary framing) and not its `JupyterRunner`: a runner
+interrupts the kernel when a timeout passes, deletes it when its `with` block ends, and prints download
+failures instead of raising them. Nor its `KernelManager`, whose requests know no deadline and no login.
 """
 
 from __future__ import annotations
@@ -14,10 +14,16 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernel_tools.errors import MissingDependencyError
-from kernel_tools.kernels.base import CellResult, RemoteErrorInfo, ServerAddress
-from kernel_tools.kernels.held import CellTimeoutError, HeldKernel, hold
-from kernel_tools.kernels.transfer import ANSWER_SECONDS, CommMessage
-from kernel_tools.settings import Secret
+from kernel_tools.kernels.base import (
+    CellResult,
+    OnOutput,
+    Patience,
+    RemoteErrorInfo,
+    ServerAddress,
+)
+from kernel_tools.kernels.driver import CellTimeoutError, ServerDriver, output_of
+from kernel_tools.kernels.held import HeldKernel
+from kernel_tools.kernels.transfer import CommMessage
 
 if TYPE_CHECKING:
     from pyrun_jupyter.websocket import KernelWebSocket
@@ -25,86 +31,42 @@ if TYPE_CHECKING:
 
 
 class PyrunKernel(HeldKernel):
-    """`RemoteKernel` over pyrun-jupyter; made by `connect`."""
-
-    @classmethod
-    def connect(
-        cls,
-        url: str,
-        *,
-        token: Secret | str | None = None,
-        kernel_name: str = "python3",
-        attach: str | None = None,
-    ) -> PyrunKernel:
-        """Start a kernel of our own, or attach to the one named; see `held.hold`.
-
-        Raises:
-            MissingDependencyError: pyrun-jupyter is not installed.
-        """
-        address = ServerAddress.parse(url, token)
-        return hold(cls, PyrunDriver(address), address, kernel_name=kernel_name, attach=attach)
+    """`RemoteKernel` over pyrun-jupyter; made by `kernels.connect_kernel`."""
 
 
-class PyrunDriver:
-    """pyrun-jupyter's REST calls and lines."""
+class PyrunDriver(ServerDriver):
+    """Lines of pyrun-jupyter.
 
-    def __init__(self, address: ServerAddress) -> None:
+    Raises:
+        MissingDependencyError: pyrun-jupyter is not installed.
+    """
+
+    def __init__(self, address: ServerAddress, patience: Patience) -> None:
+        super().__init__(address, patience)
         try:
             from pyrun_jupyter.exceptions import PyrunJupyterError
-            from pyrun_jupyter.kernel import KernelManager
         except ModuleNotFoundError as error:
             raise MissingDependencyError(
                 "pyrun-jupyter is not installed.",
                 hint="pip install 'pyrun-jupyter>=0.7.1,<0.8', or connect with --client jupyter.",
             ) from error
-        import websocket
-
-        self.foreign: tuple[type[BaseException], ...] = (
-            PyrunJupyterError,
-            websocket.WebSocketException,
-        )
-        token = address.token.reveal() if address.token is not None else None
-        self._manager = KernelManager(address.base_url, token)
-
-    def list_kernels(self) -> Sequence[Mapping[str, Any]]:
-        """Kernels on the server."""
-        kernels: list[dict[str, Any]] = self._manager.list_kernels()
-        return kernels
-
-    def kernel_names(self) -> Sequence[str]:
-        """Specifications that can be started."""
-        return list(self._manager.list_kernelspecs().get("kernelspecs", {}))
-
-    def start_kernel(self, name: str) -> str:
-        """Start a kernel and return its id."""
-        return str(self._manager.start_kernel(name)["id"])
-
-    def check_kernel(self, kernel_id: str) -> None:
-        """Raise if the server does not know the kernel."""
-        self._manager.get_kernel_info(kernel_id)
-
-    def stop_kernel(self, kernel_id: str) -> None:
-        """End a kernel."""
-        self._manager.stop_kernel(kernel_id)
-
-    def interrupt_kernel(self, kernel_id: str) -> None:
-        """Interrupt a kernel."""
-        self._manager.interrupt_kernel(kernel_id)
+        self.foreign = (PyrunJupyterError,)
 
     def open_line(self, kernel_id: str) -> PyrunLine:
         """Open a WebSocket to a kernel."""
         from pyrun_jupyter.websocket import KernelWebSocket
 
-        socket = KernelWebSocket(self._manager.get_websocket_url(kernel_id))
+        socket = KernelWebSocket(self.line_url(kernel_id), self.headers())
         socket.connect()
-        return PyrunLine(socket)
+        return PyrunLine(socket, self.patience.answer)
 
 
 class PyrunLine:
     """One `KernelWebSocket`."""
 
-    def __init__(self, socket: KernelWebSocket) -> None:
+    def __init__(self, socket: KernelWebSocket, answer_seconds: float) -> None:
         self._socket = socket
+        self._answer_seconds = answer_seconds
         self._session = uuid.uuid4().hex
 
     def is_alive(self) -> bool:
@@ -126,9 +88,16 @@ class PyrunLine:
             return False
         return True
 
-    def execute(self, code: str, timeout_seconds: float) -> CellResult:
+    def execute(
+        self, code: str, timeout_seconds: float, on_output: OnOutput | None = None
+    ) -> CellResult:
         """Run a cell."""
-        result = self._socket.execute(code, timeout=timeout_seconds)
+        line = self._opened()
+        self._socket.ws = _Overheard(line, self._socket, on_output)
+        try:
+            result = self._socket.execute(code, timeout=timeout_seconds)
+        finally:
+            self._socket.ws = line
         if not result.has_error:
             return CellResult(result.stdout, result.stderr)
         # A TimeoutError that the remote code raised has a traceback; pyrun's own has none.
@@ -158,7 +127,7 @@ class PyrunLine:
         }
         line = self._opened()
         # The library leaves its last cell's timeout on the socket, which may be a millisecond.
-        line.settimeout(ANSWER_SECONDS)
+        line.settimeout(self._answer_seconds)
         if buffers:
             line.send_binary(self._socket.serialize_binary_message(message, list(buffers)))
         else:
@@ -176,13 +145,8 @@ class PyrunLine:
                 text = line.recv()
             except websocket.WebSocketTimeoutException:
                 raise CellTimeoutError from None
-            if not text:
-                raise ConnectionError("the server closed the line")
-            message = (
-                self._socket.deserialize_binary_message(text)
-                if isinstance(text, bytes)
-                else json.loads(text)
-            )
+            message = _decoded(self._socket, text)
+            output_of(message, None)
             kind = message["header"]["msg_type"]
             if kind in {"comm_msg", "comm_close"}:
                 content = message["content"]
@@ -203,3 +167,41 @@ class PyrunLine:
         if line is not None:
             line.abort()
             line.shutdown()
+
+
+class _Overheard:
+    """The socket under a running cell: the library collects output, here it is told as it comes."""
+
+    def __init__(
+        self, line: WebSocket, socket: KernelWebSocket, on_output: OnOutput | None
+    ) -> None:
+        self._line = line
+        self._socket = socket
+        self._on_output = on_output
+        self._request: str | None = None
+
+    def send(self, text: str) -> None:
+        message = json.loads(text)
+        self._request = message["header"]["msg_id"]
+        # The library always asks for history; ipython 7 knows no other way to keep a cell out of it.
+        message["content"]["store_history"] = False
+        self._line.send(json.dumps(message))
+
+    def recv(self) -> str | bytes:
+        text: str | bytes = self._line.recv()
+        output = output_of(_decoded(self._socket, text), self._request)
+        if output is not None and self._on_output is not None:
+            self._on_output(output)
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._line, name)
+
+
+def _decoded(socket: KernelWebSocket, text: str | bytes) -> Mapping[str, Any]:
+    if not text:
+        raise ConnectionError("the server closed the line")
+    message: Mapping[str, Any] = (
+        socket.deserialize_binary_message(text) if isinstance(text, bytes) else json.loads(text)
+    )
+    return message

@@ -14,7 +14,7 @@ from typing import Any, Dict, Sequence, Union  # noqa: UP035 - Python 3.8 runs t
 Json = Dict[str, Any]  # noqa: UP006
 Buffer = Union[bytes, memoryview]  # noqa: UP007
 
-TARGET = "kernel_tools.files.1"
+TARGET = "kernel_tools.files.2"
 _BLOCK_BYTES = 1 << 20
 
 # What is under way, by the caller's key: a new comm for the same key ends the one whose line broke.
@@ -68,8 +68,12 @@ def _opened(comm: Any, message: Json) -> None:
 
 def _refuse(comm: Any, error: Exception) -> None:
     text = f"{type(error).__name__}: {error}"
-    comm.send({"error": text})
+    comm.send({"error": text, "again": isinstance(error, OutOfOrderError)})
     comm.close()
+
+
+class OutOfOrderError(Exception):
+    """A chunk came twice, or one is missing before it: the line is at fault, and trying again helps."""
 
 
 class _Put:
@@ -92,7 +96,7 @@ class _Put:
 
     def step(self, request: Json, buffers: Sequence[Buffer]) -> tuple[Json, list[Buffer]]:
         if request["offset"] != self.offset:
-            raise ValueError("a chunk is out of order")
+            raise OutOfOrderError("a chunk is out of order")
         chunk = buffers[0]
         self.file.seek(self.offset)
         self.file.write(chunk)
@@ -144,7 +148,7 @@ class _Get:
 
     def step(self, request: Json, _buffers: Sequence[Buffer]) -> tuple[Json, list[Buffer]]:
         if request["offset"] != self.offset:
-            raise ValueError("a chunk is out of order")
+            raise OutOfOrderError("a chunk is out of order")
         chunk = self.file.read(min(request["length"], self.size - self.offset))
         if not chunk and self.offset < self.size:
             raise EOFError("the file became shorter while it was read")

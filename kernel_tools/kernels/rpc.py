@@ -20,6 +20,7 @@ from typing import Any, Final
 from kernel_tools.agent import bootstrap
 from kernel_tools.errors import (
     AgentError,
+    InvalidArgumentError,
     KernelConnectionError,
     KernelTimeoutError,
     KernelToolsError,
@@ -28,7 +29,7 @@ from kernel_tools.errors import (
     SyncError,
 )
 from kernel_tools.kernels.base import CellResult, RemoteKernel, backoff_seconds
-from kernel_tools.kernels.cells import call_cell
+from kernel_tools.kernels.cells import call_cell, module_source
 
 AGENT_PACKAGE: Final = "kernel_tools_agent"
 # A file up to this size goes in a pack with others, a larger one alone.
@@ -38,12 +39,15 @@ PACK_BYTES: Final = 4 * 1024 * 1024
 # A pack up to this size goes inside the code of its cell; one above it as a file, a round trip more.
 # IPython hashes and tokenizes a cell in Python: 2 ms a kilobyte on a busy machine, measured.
 IN_CODE_BYTES: Final = 32 * 1024
+# The same for what a call is given, before it is compressed; fifty files make 5 KB.
+ARGUMENTS_IN_CODE_BYTES: Final = 96 * 1024
 # A busy Kaggle session answered after 15 s, measured; a half-open line never does.
 ATTEMPT_SECONDS: Final = 20.0
 # What the agent raises for a caller to catch, by class name there.
 AGENT_ERRORS: Final[Mapping[str, type[KernelToolsError]]] = {
     "AgentError": AgentError,
     "RunNotFoundError": RunNotFoundError,
+    "ValueRefusedError": InvalidArgumentError,
 }
 
 
@@ -62,6 +66,14 @@ class Blob:
     def of(cls, data: bytes) -> Blob:
         """Wrap bytes that are at hand."""
         return cls(hashlib.sha256(data).hexdigest(), len(data), lambda: data)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a remote lacks, and which listings it has never had."""
+
+    missing: tuple[str, ...]
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +118,7 @@ class AgentClient:
     Args:
         kernel: the line; calls take turns on it.
         remote_dir: POSIX path on the remote; a relative one is resolved there once, by the first call.
+        attempt_seconds: until a cell counts as lost for the first time; then twice as long.
         sleep, clock: for tests.
     """
 
@@ -114,15 +127,29 @@ class AgentClient:
         kernel: RemoteKernel,
         remote_dir: str,
         *,
+        attempt_seconds: float = ATTEMPT_SECONDS,
         sleep: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.kernel = kernel
+        self._attempt_seconds = attempt_seconds
         self._remote_dir = remote_dir
         self._resolved = False
         self._source = agent_source()
         self._sleep = sleep
         self._clock = clock
+
+    def on(self, kernel: RemoteKernel) -> AgentClient:
+        """Return a client of the same folder on another kernel of the same machine."""
+        other = AgentClient(
+            kernel,
+            self._remote_dir,
+            attempt_seconds=self._attempt_seconds,
+            sleep=self._sleep,
+            clock=self._clock,
+        )
+        other._resolved = self._resolved
+        return other
 
     @property
     def agent_hash(self) -> str:
@@ -156,11 +183,26 @@ class AgentClient:
         }
         if function != "inspect_remote":
             arguments.setdefault("remote_dir", remote_dir)
+        self._send_apart(call)
         reply = self._ask(call, timeout_seconds=timeout_seconds)
         if reply.get("error", {}).get("type") == "AgentMissing":
             self.ensure_agent()
             reply = self._ask(call, timeout_seconds=timeout_seconds)
         return _result_of(reply, function)
+
+    def call_module(
+        self, module: str, function: str, *, timeout_seconds: float = 60.0, **arguments: Any
+    ) -> dict[str, Any]:
+        """Call a function of a module of this folder, which is sent along; it may be repeated."""
+        source = module_source(module)
+        digest = hashlib.sha256(source.encode()).hexdigest()[:12]
+        call = {
+            "module": f"_kernel_tools_{module}_{digest}",
+            "source": source,
+            "function": function,
+            "arguments": arguments,
+        }
+        return _result_of(self._ask(call, timeout_seconds=timeout_seconds), function)
 
     def ensure_agent(self) -> str:
         """Lay the agent on the remote unless it is there; return the folder that holds its package."""
@@ -169,12 +211,17 @@ class AgentClient:
 
     def missing(self, digests: Iterable[str]) -> tuple[str, ...]:
         """Ask which contents the remote lacks; learns the absolute `remote_dir` by the way."""
-        result = self._bootstrap(
-            "missing", {"remote_dir": self._remote_dir, "digests": list(digests)}
-        )
+        return self.look(digests).missing
+
+    def look(self, digests: Iterable[str], listings: Iterable[str] = ()) -> Found:
+        """Ask which of these contents, and of those that the listings name, the remote lacks."""
+        arguments = {
+            "remote_dir": self._remote_dir, "digests": list(digests), "listings": list(listings),
+        }  # fmt: skip
+        result = self._bootstrap("missing", arguments)
         self._remote_dir = str(result["remote_dir"])
         self._resolved = True
-        return tuple(result["missing"])
+        return Found(tuple(result["missing"]), tuple(result["unknown"]))
 
     def send(self, blobs: Iterable[Blob]) -> None:
         """Send these contents, then lay the agent's folder. Safe to repeat.
@@ -227,6 +274,15 @@ class AgentClient:
         self.kernel.put_file(pack, path)
         self._bootstrap("receive", arguments, blob_file=path)
 
+    def _send_apart(self, call: dict[str, Any]) -> None:
+        """Let large arguments (the manifest of thousands of files) travel as a file, not as code."""
+        data = json.dumps(call["arguments"]).encode()
+        if len(data) > ARGUMENTS_IN_CODE_BYTES:
+            blob = Blob.of(data)
+            self.send([blob])
+            path = f"{self._remote_dir}/blobs/{blob.sha256[:2]}/{blob.sha256}"
+            call.update(arguments={}, arguments_file=path)
+
     def _bootstrap(
         self,
         function: str,
@@ -251,7 +307,7 @@ class AgentClient:
         self, call: Mapping[str, Any], *, timeout_seconds: float, blob: bytes | None = None
     ) -> dict[str, Any]:
         deadline = self._clock() + timeout_seconds
-        patience = ATTEMPT_SECONDS
+        patience = self._attempt_seconds
         for wait in backoff_seconds():
             remaining = deadline - self._clock()
             nonce = f"<{secrets.token_hex(8)}>"

@@ -26,10 +26,7 @@ if TYPE_CHECKING:
 # promised, and 2 with three under way is as fast and holds less.
 CHUNK_BYTES: Final = 2 * 1024 * 1024
 WINDOW: Final = 3
-# Without an answer to a chunk for this long, the line counts as lost.
-ANSWER_SECONDS: Final = 60.0
-
-TARGET: Final = "kernel_tools.files.1"
+TARGET: Final = "kernel_tools.files.2"
 
 
 class RemoteFileError(Exception):
@@ -71,11 +68,11 @@ class Upload:
 
     source: Path | bytes = field(repr=False)  # may be a run's secrets
     remote_path: str
-    mode: int = 0o644
-    on_progress: Progress | None = None
+    mode: int
+    answer_seconds: float
     key: str = field(default_factory=lambda: secrets.token_hex(6))
 
-    def run(self, line: CommLine) -> None:
+    def run(self, line: CommLine, on_progress: Progress) -> None:
         """Send what is not there yet.
 
         Raises:
@@ -87,9 +84,9 @@ class Upload:
             total = stream.seek(0, os.SEEK_END)
             stream.seek(0)
             if total < CHUNK_BYTES:
-                self._send_at_once(line, request, stream.read())
+                self._send_at_once(line, request, stream.read(), on_progress)
                 return
-            comm = _Comm(line, request)
+            comm = _Comm(line, request, self.answer_seconds)
             sent = int(comm.ready["offset"])
             digest = _hash_of_prefix(stream, sent)
             unanswered, last = 0, False
@@ -107,19 +104,15 @@ class Upload:
                     unanswered += 1
                 reply = comm.receive().data
                 unanswered -= 1
-                self._note(reply, max(total, sent))
+                _note(reply, max(total, sent), on_progress)
             comm.close()
 
-    def _send_at_once(self, line: CommLine, request: Mapping[str, Any], data: bytes) -> None:
+    def _send_at_once(
+        self, line: CommLine, request: Mapping[str, Any], data: bytes, on_progress: Progress
+    ) -> None:
         digest = hashlib.sha256(data).hexdigest()
-        comm = _Comm(line, {**request, "sha256": digest}, [data])
-        self._note(comm.ready, len(data))
-
-    def _note(self, reply: Mapping[str, Any], total: int) -> None:
-        if reply.get("damaged"):
-            raise DamagedError("the upload arrived damaged")
-        if self.on_progress is not None:
-            self.on_progress(int(reply["offset"]), total)
+        comm = _Comm(line, {**request, "sha256": digest}, self.answer_seconds, [data])
+        _note(comm.ready, len(data), on_progress)
 
     def _open(self) -> BinaryIO:
         return io.BytesIO(self.source) if isinstance(self.source, bytes) else self.source.open("rb")
@@ -131,7 +124,7 @@ class Download:
 
     remote_path: str
     destination: Path
-    on_progress: Progress | None = None
+    answer_seconds: float
     key: str = field(default_factory=lambda: secrets.token_hex(6))
     _identity: str = ""
     _size: int = 0
@@ -141,7 +134,7 @@ class Download:
         """Where the bytes wait until they are verified."""
         return self.destination.with_name(f".{self.destination.name}.{self.key}.part")
 
-    def run(self, line: CommLine) -> None:
+    def run(self, line: CommLine, on_progress: Progress) -> None:
         """Bring what is not here yet, then put the file in place.
 
         Raises:
@@ -151,13 +144,14 @@ class Download:
         have = self.part.stat().st_size if self._identity and self.part.exists() else 0
         resume = {"identity": self._identity, "size": self._size, "offset": have}
         request = {"op": "get", "path": self.remote_path, "key": self.key}
-        comm = _Comm(line, {**request, "resume": resume if have else None})
+        asked = {**request, "resume": resume if have else None}
+        comm = _Comm(line, asked, self.answer_seconds)
         offset = int(comm.ready["offset"])
         self._identity, self._size = str(comm.ready["identity"]), int(comm.ready["size"])
         with self.part.open("r+b" if have else "w+b") as stream:
             digest = _hash_of_prefix(stream, offset)
             stream.truncate()
-            theirs = self._receive(comm, stream, digest, offset)
+            theirs = self._receive(comm, stream, digest, offset, on_progress)
             stream.flush()
             os.fsync(stream.fileno())
         comm.close()
@@ -171,7 +165,9 @@ class Download:
         self._identity = ""
         self.part.unlink(missing_ok=True)
 
-    def _receive(self, comm: _Comm, stream: BinaryIO, digest: _Hash, offset: int) -> str:
+    def _receive(
+        self, comm: _Comm, stream: BinaryIO, digest: _Hash, offset: int, on_progress: Progress
+    ) -> str:
         asked, unanswered, all_asked = offset, 0, False
         while True:
             while not all_asked and unanswered < WINDOW:
@@ -181,12 +177,15 @@ class Download:
                 unanswered += 1
             message = comm.receive()
             unanswered -= 1
-            (chunk,) = message.buffers
+            if len(message.buffers) != 1:
+                raise DamagedError("a chunk came without its bytes")
+            chunk = message.buffers[0]
+            offset += len(chunk)
+            if offset != int(message.data["offset"]):
+                raise DamagedError("a chunk came twice or was left out")
             stream.write(chunk)
             digest.update(chunk)
-            done = int(message.data["offset"])
-            if self.on_progress is not None:
-                self.on_progress(done, self._size)
+            on_progress(offset, self._size)
             if "sha256" in message.data:
                 return str(message.data["sha256"])
 
@@ -195,14 +194,19 @@ class _Comm:
     """One comm from open to close; `ready` is the remote's first answer."""
 
     def __init__(
-        self, line: CommLine, request: Mapping[str, Any], buffers: Sequence[bytes] = ()
+        self,
+        line: CommLine,
+        request: Mapping[str, Any],
+        answer_seconds: float,
+        buffers: Sequence[bytes] = (),
     ) -> None:
         self._line = line
+        self._answer_seconds = answer_seconds
         self._id = ""
         first = self._opened(request, buffers)
         if first.kind == "comm_close":
             # The kernel has never heard of the target: new, or restarted.
-            line.execute(register_cell(), ANSWER_SECONDS).check()
+            line.execute(register_cell(), answer_seconds).check()
             first = self._opened(request, buffers)
         self.ready = self._checked(first).data
 
@@ -223,12 +227,14 @@ class _Comm:
 
     def _next(self) -> CommMessage:
         while True:
-            message = self._line.receive_comm(ANSWER_SECONDS)
+            message = self._line.receive_comm(self._answer_seconds)
             if message.comm_id == self._id:
                 return message
 
     @staticmethod
     def _checked(message: CommMessage) -> CommMessage:
+        if message.data.get("again"):
+            raise DamagedError(str(message.data["error"]))
         if "error" in message.data:
             raise RemoteFileError(str(message.data["error"]))
         if message.kind == "comm_close":
@@ -236,10 +242,16 @@ class _Comm:
         return message
 
 
+def _note(reply: Mapping[str, Any], total: int, on_progress: Progress) -> None:
+    if reply.get("damaged"):
+        raise DamagedError("the upload arrived damaged")
+    on_progress(int(reply["offset"]), total)
+
+
 def register_cell() -> str:
     """Return the cell that makes a kernel answer transfers."""
     call = {
-        "module": "_kernel_tools_remote_files_1",
+        "module": "_kernel_tools_remote_files_2",
         "source": module_source("remote_files"),
         "function": "register",
         "arguments": {},

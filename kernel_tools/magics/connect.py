@@ -7,7 +7,13 @@ from typing import Any
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic_arguments import argument
 
-from kernel_tools.magics.arguments import magic, on_argument, parse, sync_arguments
+from kernel_tools.magics.arguments import (
+    magic,
+    on_argument,
+    parse,
+    positive_number,
+    sync_arguments,
+)
 
 
 @magics_class
@@ -41,9 +47,21 @@ class ConnectMagics(Magics):  # type: ignore[misc]
         argument(
             "--client",
             choices=("pyrun", "jupyter"),
-            default="pyrun",
             metavar="pyrun|jupyter",
-            help="library that talks to the kernel (default: pyrun)",
+            help="library that talks to the kernel: pyrun-jupyter (noncommercial licence) or"
+            " jupyter-kernel-client (BSD-3) (default: pyrun where it is installed)",
+        ),
+        argument(
+            "--password-env",
+            metavar="VARIABLE",
+            help="the NAME of the variable that holds the password of the server's login page",
+        ),
+        argument(
+            "--keep-alive",
+            type=positive_number,
+            metavar="MINUTES",
+            help="run an empty cell that often, so that an idle session is not ended; see whether your"
+            " provider's rules allow it (default: never)",
         ),
         argument("--remote-dir", metavar="DIR", help="folder of everything of ours on the remote"),
         argument("--as", dest="name", metavar="NAME", help="name of the connection, for --on"),
@@ -68,6 +86,8 @@ class ConnectMagics(Magics):  # type: ignore[misc]
             client=args.client,
             remote_dir=args.remote_dir,
             name=args.name,
+            password_env=args.password_env,
+            keep_alive_minutes=args.keep_alive,
         )
 
     @magic(

@@ -1,4 +1,7 @@
-"""A real jupyter_server with real ipykernels, at a base URL shaped like Kaggle's proxy."""
+"""A real jupyter_server with real ipykernels, at a base URL shaped like Kaggle's proxy.
+
+Every test that uses `server` runs against the newest and against the versions of Kaggle's image.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from kernel_tools.kernels import CLIENTS, RemoteKernel, connect_kernel
+from tests.kernel.kaggle_image import python_of_kaggle
 
 
 @dataclass(frozen=True)
@@ -28,10 +32,12 @@ class JupyterServer:
     token: str
     jwe: str
     root: Path
+    python: str = sys.executable
+    scheme: str = "http"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/k/123/{self.jwe}/proxy"
+        return f"{self.scheme}://127.0.0.1:{self.port}/k/123/{self.jwe}/proxy"
 
     @property
     def url_with_token(self) -> str:
@@ -58,8 +64,12 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def start_server(root: Path, *extra: str) -> tuple[subprocess.Popen, JupyterServer]:
-    server = JupyterServer(free_port(), secrets.token_hex(16), secrets.token_urlsafe(40), root)
+def start_server(
+    root: Path, *extra: str, python: str = sys.executable, scheme: str = "http"
+) -> tuple[subprocess.Popen, JupyterServer]:
+    server = JupyterServer(
+        free_port(), secrets.token_hex(16), secrets.token_urlsafe(40), root, python, scheme
+    )
     home = root / "home"
     home.mkdir(parents=True)
     environ = {
@@ -74,7 +84,7 @@ def start_server(root: Path, *extra: str) -> tuple[subprocess.Popen, JupyterServ
     log = (root / "server.log").open("wb")
     process = subprocess.Popen(
         [
-            sys.executable, "-m", "jupyter_server", "--no-browser", "--allow-root",
+            python, "-m", "jupyter_server", "--no-browser", "--allow-root",
             "--ServerApp.ip=127.0.0.1", f"--ServerApp.port={server.port}", "--ServerApp.port_retries=0",
             f"--ServerApp.base_url=/k/123/{server.jwe}/proxy", f"--ServerApp.root_dir={root}", *extra,
         ],
@@ -103,9 +113,17 @@ def stop_server(process: subprocess.Popen, server: JupyterServer) -> None:
         process.wait(10)
 
 
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JupyterServer]:
-    process, running = start_server(tmp_path_factory.mktemp("jupyter"))
+@pytest.fixture(scope="session", params=["newest", "kaggle"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[JupyterServer]:
+    python = sys.executable
+    if request.param == "kaggle":
+        try:
+            python = python_of_kaggle()
+        except (RuntimeError, OSError) as error:
+            pytest.skip(f"Kaggle's versions cannot be had here: {error}")
+    process, running = start_server(tmp_path_factory.mktemp("jupyter"), python=python)
     yield running
     stop_server(process, running)
 

@@ -84,7 +84,9 @@ class Relay:
             back.transport.abort()
             return
         self._lines |= {back, forth}
-        await asyncio.gather(self._pump(near, forth, upstream=True), self._pump(far, back))
+        # Cancelled when the test is over; asyncio would print a trace of it.
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(self._pump(near, forth, upstream=True), self._pump(far, back))
         self._lines -= {back, forth}
         for writer in (back, forth):
             writer.close()

@@ -3,8 +3,9 @@
     python benchmarks/sync.py [--repeats 5]
 
 51 files and 0.24 MB, connection open, kernel idle, at 0 and 100 ms round trip (50 ms each way, by a
-relay on loopback). Ours includes planning and hashing, and into an empty remote the agent as well.
-Medians; the last line is the ratio at 100 ms.
+relay on loopback), by each client library. Ours includes planning and hashing, and into an empty remote
+the agent as well. Then 5,000 files at 100 ms, where the cost must follow what changed. Medians of as many
+as asked for; the last line is the ratio at 100 ms with the default client.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import contextlib
 import email
 import itertools
+import os
 import statistics
 import sys
 import tempfile
@@ -23,23 +25,28 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from kernel_tools.kernels.pyrun import PyrunKernel  # noqa: E402
+from kernel_tools.kernels import CLIENTS, RemoteKernel, connect_kernel  # noqa: E402
 from kernel_tools.kernels.rpc import AgentClient  # noqa: E402
 from kernel_tools.sync import SyncReport, build_plan, sync  # noqa: E402
 from tests.kernel.conftest import JupyterServer, start_server, stop_server  # noqa: E402
 from tests.kernel.relay import Relay  # noqa: E402
 
 FILES, FILE_BYTES = 51, 4706
+MANY = 5000
 NOT_OURS = ("detector", "configs", "pyproject.toml", "README.md")
 
 
-def write_code(folder: Path) -> None:
+def write_code(folder: Path, count: int = FILES) -> None:
     """Write Python text of the wanted size: the standard library's, cut into equal files."""
     text = b"".join(path.read_bytes() for path in sorted(Path(email.__file__).parent.glob("*.py")))
     folder.mkdir(parents=True)
-    for number in range(FILES):
-        start = number * FILE_BYTES
-        (folder / f"module_{number:02}.py").write_bytes(text[start : start + FILE_BYTES])
+    for number in range(count):
+        start = number * FILE_BYTES % (len(text) - FILE_BYTES)
+        head = f"# module {number}\n".encode()
+        (folder / f"module_{number:02}.py").write_bytes(
+            (head + text[start : start + FILE_BYTES])[:FILE_BYTES]
+        )
+        os.utime(folder / f"module_{number:02}.py", (1.7e9, 1.7e9))  # not written just now
 
 
 def median_seconds(action: Callable[[], object], repeats: int) -> float:
@@ -60,14 +67,15 @@ def behind_relay(server: JupyterServer, round_trip_seconds: float) -> Iterator[s
         relay.close()
 
 
-def measure_ours(kernel: PyrunKernel, project: Path, remote: Path, repeats: int) -> list[float]:
+def measure_ours(kernel: RemoteKernel, project: Path, remote: Path, repeats: int) -> list[float]:
     """Seconds into an empty remote, with nothing changed, with one file changed."""
     numbers = itertools.count()
     edited = project / "code/module_00.py"
 
     def once(remote_dir: Path) -> SyncReport:
         client = AgentClient(kernel, str(remote_dir))
-        return sync(client, build_plan(project, sync_paths=["code"], exclude=NOT_OURS))
+        plan = build_plan(project, sync_paths=["code"], exclude=NOT_OURS, allow_large=True)
+        return sync(client, plan)
 
     def with_a_change() -> None:
         edited.write_text(f"# edit {next(numbers)} of {remote.name}\n")
@@ -97,6 +105,14 @@ def measure_pyrun(
     return median_seconds(once, repeats)
 
 
+def tell(client: str, files: int, round_trip: float, times: list[float]) -> None:
+    print(
+        f"{client:>8} {files:6} {1000 * round_trip:7.0f} ms {times[0]:6.3f} s {times[1]:8.3f} s "
+        f"{times[2]:7.3f} s",
+        flush=True,
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -109,21 +125,39 @@ def main() -> None:
         write_code(project / "code")
         process, server = start_server(root / "server")
         try:
-            print(f"{'round trip':>10} {'empty':>8} {'unchanged':>10} {'one file':>9} {'pyrun':>8}")
+            print(
+                f"{'client':>8} {'files':>6} {'round trip':>10} {'empty':>8} {'unchanged':>10} "
+                f"{'one file':>9}"
+            )
+            ours: dict[tuple[str, float], list[float]] = {}
+            for round_trip, client in itertools.product((0.0, 0.1), CLIENTS):
+                with behind_relay(server, round_trip) as url:
+                    kernel = connect_kernel(url, token=server.token, client=client)
+                    remote = root / f"remote-{client}-{round_trip}"
+                    times = measure_ours(kernel, project, remote, repeats)
+                    kernel.close(stop_kernel=True)
+                ours[client, round_trip] = times
+                tell(client, FILES, round_trip, times)
+            many = root / "many"
+            write_code(many / "code", MANY)
+            with behind_relay(server, 0.1) as url:
+                kernel = connect_kernel(url, token=server.token)
+                times = measure_ours(kernel, many, root / "remote-many", 3)
+                kernel.close(stop_kernel=True)
+            tell(CLIENTS[0], MANY, 0.1, times)
             for round_trip in (0.0, 0.1):
                 with behind_relay(server, round_trip) as url:
-                    kernel = PyrunKernel.connect(url, token=server.token)
-                    remote = root / f"remote-{round_trip}"
-                    ours = measure_ours(kernel, project, remote, repeats)
-                    pyrun = measure_pyrun(
-                        url, server.token, kernel.kernel_id, project / "code", remote, repeats
+                    kernel = connect_kernel(url, token=server.token)
+                    code, remote = project / "code", root / f"remote-pyrun-{round_trip}"
+                    theirs = measure_pyrun(
+                        url, server.token, kernel.kernel_id, code, remote, repeats
                     )
                     kernel.close(stop_kernel=True)
                 print(
-                    f"{1000 * round_trip:7.0f} ms {ours[0]:6.3f} s {ours[1]:8.3f} s "
-                    f"{ours[2]:7.3f} s {pyrun:6.2f} s"
+                    f"pyrun-jupyter's upload_directory_via_kernel, {1000 * round_trip:.0f} ms: "
+                    f"{theirs:.2f} s"
                 )
-            print(f"ratio_at_100_ms={pyrun / ours[0]:.1f}")
+            print(f"ratio_at_100_ms={theirs / ours[CLIENTS[0], 0.1][0]:.1f}")
         finally:
             stop_server(process, server)
 

@@ -10,6 +10,7 @@
     │   ├── KernelAuthError         401 or 403: the URL or token is wrong or has expired
     │   ├── KernelTimeoutError      no reply within the deadline
     │   ├── KernelLostError         the kernel is gone (404, died)
+    │   ├── KernelRefusedError      the server does not allow it (405)
     │   └── RemoteExecutionError    the remote code raised
     ├── AgentError                  the agent on the remote refused or failed
     ├── SyncError                   the code must not or could not travel
@@ -79,7 +80,15 @@ class KernelError(KernelToolsError):
 
 
 class KernelConnectionError(KernelError):
-    """The server or the line to it does not answer; trying again may help."""
+    """The server or the line to it does not answer; trying again may help.
+
+    Attributes:
+        status: the HTTP status that a server or proxy answered with, None where nobody did.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, status: int | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
 
 class KernelAuthError(KernelError):
@@ -92,6 +101,10 @@ class KernelTimeoutError(KernelError):
 
 class KernelLostError(KernelError):
     """The kernel is gone: the server does not know it, or it died."""
+
+
+class KernelRefusedError(KernelError):
+    """The server does not allow what was asked, whoever asks (405)."""
 
 
 class RemoteExecutionError(KernelError):
@@ -108,6 +121,10 @@ class RemoteExecutionError(KernelError):
         self.evalue = redact(evalue)
         self.traceback = tuple(redact(line) for line in traceback)
         super().__init__(f"{ename} on the remote: {evalue}")
+
+    def _render_traceback_(self) -> list[str]:
+        """Show the remote's own traceback: the code that raised is the user's, and is not here."""
+        return [*self.traceback, *super()._render_traceback_()]
 
 
 class AgentError(KernelToolsError):

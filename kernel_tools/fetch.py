@@ -23,6 +23,7 @@ DEFAULT_FILES: Final = (
     "weights/best.pt",
     "weights/last.pt",
     "evaluation/*",
+    "visualizations/*",
     "metrics.jsonl",
     "steps.jsonl",
     "results.csv",

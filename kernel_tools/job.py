@@ -57,6 +57,8 @@ class JobSpec:
     resume: Mapping[str, str] | None = None
     sync: Mapping[str, Any] = field(default_factory=dict)
     datasets_dir: str | None = None
+    status_dir: str | None = None  # where another trainer writes its status, in the work folder
+    source: Mapping[str, Any] | None = None  # where the project stood in git
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `job.json`."""

@@ -29,10 +29,12 @@ from kernel_tools.redact import register_secret
 from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
 from kernel_tools.settings import Settings
+from kernel_tools.source import source_state
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
     from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.resuming import ResumePoint
     from kernel_tools.stores.base import ObjectStore
     from kernel_tools.sync import SyncPlan
 
@@ -57,6 +59,7 @@ class LaunchOptions:
         artifact_dir: where fetched files go here.
         sync_paths, exclude, allow_large: what travels beside the default (see `sync`).
         timeout, max_hours, stall_minutes: limits that the agent enforces.
+        max_restarts: how often a trainer that crashed is started again, from its last checkpoint.
         name: part of the run id (default: the configuration's name).
     """
 
@@ -70,6 +73,7 @@ class LaunchOptions:
     timeout: float | None = None
     max_hours: float | None = None
     stall_minutes: float = 30.0
+    max_restarts: int = 0
     name: str | None = None
 
     @classmethod
@@ -91,6 +95,10 @@ class LaunchOptions:
         parse_processes(self.nproc_per_node)
         check_device(self.device)
         check_artifacts(self.artifacts)
+        if isinstance(self.max_restarts, bool) or self.max_restarts < 0:
+            raise InvalidArgumentError(
+                f"max_restarts is {self.max_restarts}; it must be a whole number from 0."
+            )
         self.limits()
 
     def limits(self) -> Limits:
@@ -106,8 +114,13 @@ class LaunchRequest:
     kind: str
     options: LaunchOptions
     references: tuple[DatasetReference, ...] = ()
+    images_root: str | None = None  # the data set's folder here, where no reference says it
     extra_files: Mapping[str, Path] = field(default_factory=dict)
     secret_environment: Mapping[str, str] = field(default_factory=dict, repr=False)
+    environment: Mapping[str, str] = field(default_factory=dict)  # stands in job.json
+    script: str | None = None  # its folder travels
+    status_dir: str | None = None
+    resume: ResumePoint | None = None
     name: str = "run"
 
 
@@ -124,6 +137,11 @@ class LaunchPlan:
                 f"would run: {' '.join(self.job.argv)}",
                 f"would sync: {len(self.sync.files)} files, {self.sync.bytes / 1e6:.2f} MB",
                 *self.sync.warnings,
+                *(
+                    [f"would resume from: {self.job.resume['checkpoint']}"]
+                    if self.job.resume
+                    else ()
+                ),
                 *(f"would use: {one['object']} as {one['dest']}" for one in self.job.inputs),
             )
         )
@@ -140,8 +158,21 @@ def detector_request(
     options: LaunchOptions,
     project_dir: Path,
     settings: Settings,
+    arguments: Sequence[str] = (),
+    files: Mapping[str, Path] | None = None,
 ) -> LaunchRequest:
     """Check a `detector` command against its configuration.
+
+    Args:
+        command: `train`, `eval`, ...
+        config: path or name.
+        overrides: `section.key=value`.
+        references: data sets; the first becomes `data.root` unless that is set.
+        options: how it is launched.
+        project_dir: where the configuration is looked for.
+        settings: what `${NAME}` in it may stand for.
+        arguments: further words of the command.
+        files: further files that travel, by their path in the run's tree.
 
     Raises:
         ConfigurationError: the configuration or an override does not fit.
@@ -154,11 +185,11 @@ def detector_request(
     for override in overrides:
         argv += ["--set", override]
     return LaunchRequest(
-        argv=tuple(argv),
+        argv=(*argv, *arguments),
         kind="detector",
         options=options,
         references=tuple(references),
-        extra_files={} if own_file is None else {remote_config: own_file},
+        extra_files={**({} if own_file is None else {remote_config: own_file}), **(files or {})},
         secret_environment=environment,
         name=options.name or remote_config.removeprefix("configs/").rpartition(".")[0],
     )
@@ -187,7 +218,6 @@ def launch(
         SyncError, StoreError, KernelError, AgentError: what the name says.
     """
     from kernel_tools.datasets import inputs_for
-    from kernel_tools.sync import sync
 
     plan = _plan_sync(request, project_dir)
     inputs: list[Mapping[str, Any]] = []
@@ -196,14 +226,21 @@ def launch(
         described, presigned = inputs_for(reference, store=store)
         inputs.append(described)
         urls.update(presigned)
-    synced = sync(connection.client, plan)
+    synced = connection.sync(plan)
     for line in (*synced.lines(), *synced.warnings):
         report(line)
     figures = {
         "paths": list(synced.paths), "files": synced.files,
         "bytes": synced.bytes, "uploaded": synced.uploaded,
     }  # fmt: skip
-    job = dataclasses.replace(_job(request, inputs), sync=figures)
+    source = source_state(project_dir)
+    job = dataclasses.replace(
+        _job(request, inputs), sync=figures, source=None if source is None else source.to_json()
+    )
+    if request.resume is not None:
+        for path, file in request.resume.travels.items():
+            report(f"checkpoint_sent={path} size_mb={file.stat().st_size / 1e6:.2f}")
+            connection.kernel.put_file(file, f"{connection.remote_dir}/{path}")
     secrets_file = _send_secrets(connection, job.run_id, urls, request.secret_environment)
     record = RunRecord(
         run_id=job.run_id,
@@ -215,7 +252,9 @@ def launch(
         sync=figures,
         argv=job.argv,
         artifacts=job.artifacts,
-        images_root=request.references[0].source_path if request.references else None,
+        images_root=request.references[0].source_path
+        if request.references
+        else request.images_root,
     )
     registry.save(record)  # first: a launch whose reply is lost can still be found again
     connection.call(
@@ -242,9 +281,19 @@ def _job(request: LaunchRequest, inputs: Sequence[Mapping[str, Any]]) -> JobSpec
         nproc_per_node=parse_processes(options.nproc_per_node),
         device=options.device,
         inputs=tuple(inputs),
-        artifacts=tuple(options.artifacts),
+        artifacts=_artifacts(request),
         limits=options.limits(),
+        env=dict(request.environment),
+        max_restarts=options.max_restarts,
+        resume=None if request.resume is None else request.resume.to_json(),
+        status_dir=request.status_dir,
     )
+
+
+def _artifacts(request: LaunchRequest) -> tuple[str, ...]:
+    """What was named, and the folder that another trainer writes its status and weights to."""
+    named = tuple(request.options.artifacts)
+    return named if request.status_dir is None else (*named, request.status_dir)
 
 
 def _plan_sync(request: LaunchRequest, project_dir: Path) -> SyncPlan:
@@ -253,6 +302,7 @@ def _plan_sync(request: LaunchRequest, project_dir: Path) -> SyncPlan:
     options = request.options
     return build_plan(
         project_dir,
+        script=request.script,
         sync_paths=options.sync_paths,
         exclude=options.exclude,
         allow_large=options.allow_large,
@@ -266,7 +316,7 @@ def _send_secrets(
     """Put URLs and environment into the remote's 0700 folder; they never stand in a cell."""
     if not urls and not env:
         return None
-    return connection.client.put_secrets(run_id, {"inputs": dict(urls), "env": dict(env)})
+    return connection.put_secrets(run_id, {"inputs": dict(urls), "env": dict(env)})
 
 
 def _check_config(

@@ -71,6 +71,14 @@ class Registry:
             data[name] = tuple(data.get(name, ()))
         return RunRecord(**{key: value for key, value in data.items() if key in known})
 
+    def last_state(self, run_id: str) -> str | None:
+        """Return the state that a run ended with, None where it was never seen to end."""
+        try:
+            status = json.loads((self.folder(run_id) / "status.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return None
+        return str(status["state"]) if isinstance(status, dict) and "state" in status else None
+
     def run_ids(self) -> tuple[str, ...]:
         """Return the recorded ids, newest first."""
         if not self.root.is_dir():

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -17,10 +18,43 @@ from kernel_tools.mirror import RunMirror
 from kernel_tools.redact import redact
 from kernel_tools.registry import RunRecord
 from kernel_tools.state import RunSnapshot, RunState
-from kernel_tools.watch import CallsAgent, RunWatcher
+from kernel_tools.watch import CallsAgent, RunWatcher, StopWanted
 
 if TYPE_CHECKING:
+    from kernel_tools.evaluation import Evaluation
+    from kernel_tools.receipt import Receipt
     from kernel_tools.views.figures import Figure
+    from kernel_tools.views.pictures import Picture
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class StopAnswer:
+    """What came of a stop, in one sentence where it is shown.
+
+    Attributes:
+        run_id: of which run.
+        state: as last seen.
+        asked: True where the run was told.
+        pending: True where it cannot be reached, and will be told later.
+    """
+
+    run_id: str
+    state: RunState
+    asked: bool = False
+    pending: bool = False
+
+    def __repr__(self) -> str:
+        if self.pending:
+            return (
+                f"{self.run_id} cannot be reached, so it goes on for now; it is asked to stop as soon as"
+                " it answers, as long as this session lives."
+            )
+        if self.state.terminal:
+            return f"{self.run_id} has ended: {self.state.value}."
+        return (
+            f"{self.run_id} was asked to stop ({self.state.value});"
+            f" %remote_wait {self.run_id} --no-check waits for it."
+        )
 
 
 class AgentLink(CallsAgent, BringsFiles, Protocol):
@@ -62,14 +96,22 @@ class Run:
         return {**snapshot.status, "state": snapshot.state.value, "contact": str(snapshot.contact)}
 
     def logs(self, n: int = 50) -> str:
-        """Return the last `n` lines of the log, redacted."""
-        self._watcher.refresh_or_age()
-        lines = self._mirror.log_tail().rstrip("\n").split("\n")
+        """Return the last `n` lines of the log, redacted.
+
+        While a very long log is still on its way here, at most the last 200.
+        """
+        snapshot = self._watcher.refresh_or_age()
+        text = "\n".join(snapshot.log_tail) if self._watcher.behind else self._mirror.log_tail()
+        lines = text.rstrip("\n").split("\n")
         return redact("\n".join(lines[-n:])) if n > 0 else ""
 
     def log_path(self) -> Path:
         """Return the local log file: always a gapless prefix of the remote one."""
         return self._mirror.log_path
+
+    def behind_the_remote(self) -> bool:
+        """Return whether the log here still lacks lines that were there at the last look."""
+        return self._watcher.behind
 
     def metrics(self) -> tuple[Mapping[str, Any], ...]:
         """Return `metrics.jsonl`, one row an epoch, so far."""
@@ -143,18 +185,43 @@ class Run:
 
     # Acting ----------------------------------------------------------------------------------
 
-    def stop(self, *, now: bool = False, message: str = "stopped by the user") -> RunSnapshot:
+    def stop(self, *, now: bool = False, message: str = "stopped by the user") -> StopAnswer:
         """Ask for an end at the next step boundary, with a checkpoint; `now` kills instead.
 
-        Returns at once; `wait()` waits for the end. Stopping twice, or after the end, does no harm.
+        Returns at once; `wait()` waits for the end. Each case is defined: a second stop changes nothing
+        but that `now` is added; a stop before the trainer starts keeps it from starting; one after the
+        end asks nothing; one while contact is lost is said as soon as contact is back, as long as this
+        object lives, and the run goes on until then.
+
+        Raises:
+            KernelAuthError, AgentError: the remote answers, and refuses.
         """
         if self.snapshot.terminal:
-            return self.snapshot  # nothing is left to be asked, whether the line is up or not
-        self.link.call(
-            "stop", remote_dir=self.record.remote_dir, run_id=self.id, message=message, now=now
-        )
-        self._watcher.hurry()
-        return self._watcher.refresh_or_age()
+            return StopAnswer(self.id, self.state)  # whether the line is up or not
+        if not self._watcher.stop(StopWanted(message, now)):
+            return StopAnswer(self.id, self.state, pending=True)
+        return StopAnswer(self.id, self._watcher.refresh_or_age().state, asked=True)
+
+    @property
+    def receipt(self) -> Receipt:
+        """What ran, on what, with which hashes; there once the run has ended.
+
+        Raises:
+            FetchError: the run goes on, or left none.
+        """
+        from kernel_tools.judging import read_document
+        from kernel_tools.receipt import Receipt
+
+        path = self._mirror.folder / "receipt.json"
+        if not (self.snapshot.terminal and path.is_file()):
+            try:
+                path = self.bring("receipt.json")
+            except FetchError as error:
+                raise FetchError(
+                    f"{self.id} has no receipt yet ({self.state.value}).",
+                    hint="It is written when the run has ended.",
+                ) from error
+        return Receipt.from_json(read_document(path))
 
     def fetch(
         self,
@@ -183,6 +250,62 @@ class Run:
             on_file=on_file,
         )
 
+    def bring(self, path: str) -> Path:
+        """Bring one small file of the run directory beside the mirror of its log; return it.
+
+        Raises:
+            FetchError: there is no such file.
+        """
+        (file,) = self.fetch(path, to=self._mirror.folder)
+        return file.path
+
+    def document(self, path: str) -> Mapping[str, Any]:
+        """Return a JSON document of the run directory, such as `job.json`.
+
+        Raises:
+            FetchError: there is none, or it is no JSON.
+        """
+        from kernel_tools.judging import read_document
+
+        return read_document(self.bring(path))
+
+    def export(
+        self,
+        kind: str = "onnx",
+        *,
+        to: str | Path | None = None,
+        weights: str = "best",
+        options: Sequence[str] = (),
+    ) -> Path:
+        """Write the run's weights as one file for elsewhere; print how it was checked, return its path.
+
+        The weights are fetched first where they are not here, or where the run still writes them. The
+        export itself runs on this machine.
+
+        Args:
+            kind: `onnx`, or `safetensors` for a slim file of the averaged weights.
+            to: the file (default: beside the weights, such as `best.onnx`).
+            weights: `best`, `last` or `epoch_<N>`.
+            options: further words for `python -m detector export`, such as `["--half"]`.
+
+        Raises:
+            InvalidArgumentError: there is no such format.
+            FetchError: the run has no such weights.
+            MissingDependencyError: torch or onnx is not installed here; it says what to type.
+            ExportError: the trainer refused; its sentence is the message.
+        """
+        from kernel_tools.exports import FORMATS, check_kind, export_weights
+
+        check_kind(kind)
+        path = self._folder / "weights" / f"{weights}.pt"
+        if not (self.snapshot.terminal and path.is_file()):
+            (fetched,) = self.fetch(f"weights/{weights}.pt")
+            path = fetched.path
+        destination = path.with_suffix(FORMATS[kind]) if to is None else Path(to)
+        written, said = export_weights(path, to=destination, kind=kind, options=options)
+        print(redact(said))
+        return written
+
     # Showing ---------------------------------------------------------------------------------
 
     def plot(self) -> Figure:
@@ -190,6 +313,27 @@ class Run:
         from kernel_tools.views.figures import plot_metrics
 
         return plot_metrics(self._watcher.refresh_or_age())
+
+    def evaluation(self) -> Evaluation:
+        """Return the run's last evaluation: figures, classes, curves, confusion; it shows itself.
+
+        Raises:
+            FetchError: there is none yet.
+        """
+        from kernel_tools.evaluation import FILES, read_evaluation
+
+        files = self.fetch(*(f"evaluation/{name}" for name in FILES))
+        return read_evaluation(files[0].path.parent, run_id=self.id)
+
+    def pictures(self) -> tuple[Picture, ...]:
+        """Return the pictures that the run drew (`%remote_visualize`); each shows itself.
+
+        Raises:
+            FetchError: it drew none, or they do not arrive whole.
+        """
+        from kernel_tools.views.pictures import read_picture
+
+        return tuple(read_picture(file.path) for file in self.fetch("visualizations/*.png"))
 
     def show_predictions(
         self, n: int = 4, *, images_root: str | Path | None = None, worst_first: bool = False

@@ -6,8 +6,8 @@ logic and draws nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,14 +15,26 @@ from kernel_tools.connect import open_connection
 from kernel_tools.connection import Connection, open_store
 from kernel_tools.errors import (
     AgentError,
+    FetchError,
     InvalidArgumentError,
+    KernelConnectionError,
+    KernelTimeoutError,
     KernelToolsError,
     NotConnectedError,
     RunNotFoundError,
 )
+from kernel_tools.judging import (
+    TRAVELS_TO,
+    Judging,
+    configuration_of,
+    inputs_of,
+    references_of,
+    source_of,
+)
 from kernel_tools.launch import (
     LaunchOptions,
     LaunchPlan,
+    LaunchRequest,
     Report,
     detector_request,
     launch,
@@ -36,6 +48,9 @@ from kernel_tools.settings import Settings, find_project_dir, load_settings
 
 if TYPE_CHECKING:
     from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.kernels.base import CellOutput
+    from kernel_tools.receipt import Receipt
+    from kernel_tools.resuming import ResumePoint
     from kernel_tools.sync import SyncPlan, SyncReport
 
 
@@ -85,9 +100,11 @@ class Session:
         token_env: str | None = None,
         kernel_name: str = "python3",
         attach: str | None = None,
-        client: str = "pyrun",
+        client: str | None = None,
         remote_dir: str | None = None,
         name: str | None = None,
+        password_env: str | None = None,
+        keep_alive_minutes: float | None = None,
     ) -> Connection:
         """Connect to a kernel and make it the default for what follows.
 
@@ -97,9 +114,11 @@ class Session:
             token_env: the *name* of the variable that holds the server's token.
             kernel_name: which kernel specification to start.
             attach: the id of a running kernel to use instead; it is never interrupted or stopped.
-            client: `pyrun` or `jupyter`.
+            client: `pyrun` or `jupyter` (default: `pyrun` where pyrun-jupyter is installed).
             remote_dir: where everything of ours goes on the remote.
             name: the connection's name (default: `local`, or the host).
+            password_env: the *name* of the variable that holds the password of the server's login page.
+            keep_alive_minutes: run an empty cell that often, so that an idle session is not ended.
 
         Raises:
             ConfigurationError: no URL is set, or the token's variable is empty.
@@ -114,6 +133,8 @@ class Session:
             client=client,
             remote_dir=remote_dir,
             name=name,
+            password_env=password_env,
+            keep_alive_minutes=keep_alive_minutes,
         )
         previous = self._connections.pop(connection.name, None)
         previous = previous or self._disconnected.pop(connection.name, None)
@@ -175,6 +196,28 @@ class Session:
                 if run.link is connection and not run.snapshot.terminal
             ]
         return [row["run_id"] for row in listed if row.get("agent_alive")]
+
+    def execute(
+        self,
+        code: str,
+        *,
+        push: Mapping[str, Any] | None = None,
+        bring: Sequence[str] = (),
+        on: str | None = None,
+        on_output: Callable[[CellOutput], None] = lambda _: None,
+    ) -> dict[str, Any]:
+        """Run code on the remote kernel once, and return the variables of `bring`; see `remote_cell`.
+
+        Raises:
+            RemoteExecutionError: the code raised.
+            InvalidArgumentError: a value is none that can travel.
+            KernelError: the line or the kernel; the code is never sent twice.
+        """
+        from kernel_tools import remote_cell
+
+        return remote_cell.execute(
+            self.connection(on), code, push=push or {}, bring=bring, on_output=on_output
+        )
 
     # Data ------------------------------------------------------------------------------------
 
@@ -246,24 +289,24 @@ class Session:
         on: str | None = None,
     ) -> SyncPlan | SyncReport:
         """Bring the code to the remote, or show what would travel."""
-        from kernel_tools.sync import build_plan, sync
+        from kernel_tools.sync import build_plan
 
         plan = build_plan(
             self.project_dir, sync_paths=sync_paths, exclude=exclude, allow_large=allow_large
         )
         if dry_run:
             return plan
-        connection = self.connection(on)
-        return sync(connection.client, plan)
+        return self.connection(on).sync(plan)
 
     # Runs ------------------------------------------------------------------------------------
 
     def train(
         self,
-        config: str,
+        config: str | None = None,
         *,
         overrides: Sequence[str] = (),
         datasets: Sequence[str] = (),
+        resume: str | None = None,
         dry_run: bool = False,
         on: str | None = None,
         report: Report = silent,
@@ -272,9 +315,12 @@ class Session:
         """Launch `detector train` on the remote: check, sync, launch, watch. Returns at once.
 
         Args:
-            config: a configuration's path or name, such as `coins/hgnetv2_n`.
+            config: a configuration's path or name, such as `coins/hgnetv2_n`; may be left out with a
+                run to resume, whose own it then is.
             overrides: `section.key=value`, as `--set`.
             datasets: references staged before; the first becomes `data.root` unless that is set.
+            resume: go on from the last checkpoint of this run (an id or a part of it), or from this
+                file of this machine.
             dry_run: check and plan only; nothing is sent.
             on: the connection's name (default: the last one made).
             report: is handed each line worth printing (`sync_files=...`).
@@ -282,30 +328,230 @@ class Session:
 
         Raises:
             ConfigurationError: the configuration or an override does not fit; nothing was sent.
+            InvalidArgumentError: there is nothing to resume, or no configuration.
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
+        chosen = LaunchOptions.of(options)
+        source, point = self._resume_point(resume, on)
+        if config is None:
+            if source is None:
+                raise InvalidArgumentError(
+                    "a configuration is needed.",
+                    hint="%remote_train coins/hgnetv2_n, or --resume RUN.",
+                )
+            config = str(configuration_of(source))
+            chosen = replace(chosen, name=chosen.name or source.record.name)
+        references = [self._reference(ref) for ref in datasets]
+        connection = self._connection_of(source, on)
+        if source is not None and not references:
+            references = self._inputs_again(source, connection)
         request = detector_request(
             "train",
             config,
             overrides=overrides,
-            references=[self._reference(ref) for ref in datasets],
-            options=LaunchOptions.of(options),
+            references=references,
+            options=chosen,
             project_dir=self.project_dir,
             settings=self.settings(),
         )
+        request = replace(request, resume=point)
         if dry_run:
             return plan_launch(request, project_dir=self.project_dir)
-        connection = self.connection(on)
-        store = self._store(on) if request.references else None
-        run = launch(
-            request,
-            connection=connection,
-            store=store,
-            registry=self.registry,
+        return self._launch(request, connection or self.connection(on), report)
+
+    def run_again(
+        self,
+        receipt: Receipt | str | Path,
+        *,
+        dry_run: bool = False,
+        on: str | None = None,
+        report: Report = silent,
+        **options: Any,
+    ) -> Run | LaunchPlan:
+        """Launch what a receipt tells once more: same configuration, data, ranks and threads.
+
+        Args:
+            receipt: a receipt, the path of a `receipt.json`, or a run's id.
+            dry_run: check and plan only; nothing is sent.
+            on: the connection's name.
+            report: is handed each line worth printing; one says where the code differs.
+            options: fields of `LaunchOptions` that are to differ from then.
+
+        Raises:
+            InvalidArgumentError: there is no such receipt, or it lacks what is needed.
+            ConfigurationError: the configuration does not fit this code.
+            SyncError, StoreError, KernelError, AgentError: what the name says.
+        """
+        from kernel_tools.receipt import Receipt, again, differing, warning
+
+        if not isinstance(receipt, Receipt):
+            path = self._resolve(receipt)
+            named = path.suffix == ".json" or len(Path(receipt).parts) > 1
+            receipt = Receipt.read(path) if named else self.run(str(receipt), on=on).receipt
+        inputs = receipt.job.get("inputs") or ()
+        request = again(
+            receipt,
+            references=self._references_of(inputs, on) if inputs else (),
+            options=options,
             project_dir=self.project_dir,
-            report=report,
+            settings=self.settings(),
         )
-        return self._adopt(run)
+        plan = plan_launch(request, project_dir=self.project_dir)
+        differs = warning(receipt, differing(receipt, plan.sync))
+        if differs:
+            report(differs)
+        return plan if dry_run else self._launch(request, self.connection(on), report)
+
+    def run_script(
+        self,
+        script: str | Path,
+        arguments: Sequence[str] = (),
+        *,
+        datasets: Sequence[str] = (),
+        status_dir: str | None = None,
+        dry_run: bool = False,
+        on: str | None = None,
+        report: Report = silent,
+        **options: Any,
+    ) -> Run | LaunchPlan:
+        """Launch a Python file of the project under torchrun, as a run like any other.
+
+        Args:
+            script: relative to the project; its folder travels.
+            arguments: its own.
+            datasets: references; each lies at its expected root in the run's work folder.
+            status_dir: folder in the work folder where it writes a `status.json` in LibreYOLO's manner
+                (default: the run directory, which `RUN_DIR` names).
+            dry_run: check and plan only; nothing is sent.
+            on: the connection's name.
+            report: is handed each line worth printing.
+            options: the fields of `LaunchOptions`.
+
+        Raises:
+            InvalidArgumentError: there is no such file, or an option does not fit.
+            SyncError, StoreError, KernelError, AgentError: what the name says.
+        """
+        from kernel_tools.programs import script_request
+
+        request = script_request(
+            script,
+            arguments,
+            options=LaunchOptions.of(options),
+            project_dir=self.project_dir,
+            references=[self._reference(ref) for ref in datasets],
+            status_dir=status_dir,
+        )
+        if dry_run:
+            return plan_launch(request, project_dir=self.project_dir)
+        return self._launch(request, self.connection(on), report)
+
+    def run_command(
+        self,
+        command: str | Sequence[str],
+        arguments: Sequence[str] = (),
+        *,
+        datasets: Sequence[str] = (),
+        status_dir: str | None = None,
+        dry_run: bool = False,
+        on: str | None = None,
+        report: Report = silent,
+        **options: Any,
+    ) -> Run | LaunchPlan:
+        """Launch any command line in the run's work folder, as a run like any other.
+
+        `python` and installed programs are those of the kernel's environment. A string is split as a
+        shell would; where it holds what only a shell understands, `sh` runs it. Else as `run_script`.
+        """
+        from kernel_tools.programs import command_request
+
+        request = command_request(
+            command,
+            arguments,
+            options=LaunchOptions.of(options),
+            references=[self._reference(ref) for ref in datasets],
+            status_dir=status_dir,
+        )
+        if dry_run:
+            return plan_launch(request, project_dir=self.project_dir)
+        return self._launch(request, self.connection(on), report)
+
+    def evaluate(
+        self,
+        config: str | None = None,
+        *,
+        run: str | None = None,
+        checkpoint: str | None = None,
+        calibrate: bool = False,
+        overrides: Sequence[str] = (),
+        datasets: Sequence[str] = (),
+        dry_run: bool = False,
+        on: str | None = None,
+        report: Report = silent,
+        **options: Any,
+    ) -> Run | LaunchPlan:
+        """Launch `detector eval` on a run's weights, as a run of its own. Returns at once.
+
+        When it has ended, `run.evaluation()` has what it found.
+
+        Args:
+            config: None for the configuration that the weights were trained with.
+            run: whose weights, by id or a part of it (default: the last run).
+            checkpoint: `best`, `last`, `epoch_3`, a file here, or an absolute path on the remote
+                (default: the run's best weights, else its last).
+            calibrate: also count what scores are worth, for `visualize(calibration=run.id)`.
+            overrides: `section.key=value`, as `--set`.
+            datasets: references (default: the data sets of the run).
+            dry_run: check and plan only.
+            on: the connection's name (default: the run's).
+            report: is handed each line worth printing.
+            options: the fields of `LaunchOptions`.
+
+        Raises:
+            RunNotFoundError: there is no such run, or none yet.
+            InvalidArgumentError: it has no such weights.
+            ConfigurationError: the configuration or an override does not fit; nothing was sent.
+            SyncError, StoreError, KernelError, AgentError: what the name says.
+        """
+        return self._judge(
+            "eval", config, run=run, checkpoint=checkpoint, overrides=overrides, datasets=datasets,
+            dry_run=dry_run, on=on, report=report, options=options,
+            arguments=("--calibrate",) if calibrate else (),
+        )  # fmt: skip
+
+    def visualize(
+        self,
+        config: str | None = None,
+        *,
+        run: str | None = None,
+        checkpoint: str | None = None,
+        count: int = 8,
+        min_score: float = 0.5,
+        calibration: str | Path | None = None,
+        overrides: Sequence[str] = (),
+        datasets: Sequence[str] = (),
+        dry_run: bool = False,
+        on: str | None = None,
+        report: Report = silent,
+        **options: Any,
+    ) -> Run | LaunchPlan:
+        """Launch `detector visualize` on a run's weights, as a run of its own. Returns at once.
+
+        When it has ended, `run.pictures()` brings what it drew: the first `count` held-out pictures
+        with the truth and the predictions from `min_score` on; with a `calibration` (a file of
+        `detector calibrate`, or the id of an evaluation that calibrated) with their precision too.
+        All else is as in `evaluate`.
+        """
+        arguments = ["--count", str(count), "--min-score", str(min_score)]
+        files: dict[str, Path] = {}
+        if calibration is not None:
+            path = self._calibration(str(calibration), on)
+            files[f"{TRAVELS_TO}/{path.name}"] = path
+            arguments += ["--calibration", f"{TRAVELS_TO}/{path.name}"]
+        return self._judge(
+            "visualize", config, run=run, checkpoint=checkpoint, overrides=overrides,
+            datasets=datasets, dry_run=dry_run, on=on, report=report, options=options,
+            arguments=arguments, files=files,
+        )  # fmt: skip
 
     def run(self, run_id: str | None = None, *, on: str | None = None) -> Run:
         """Return a run of this session by id (or an unambiguous part), attaching to it if need be.
@@ -315,8 +561,7 @@ class Session:
         """
         wanted = None if on is None else self.connection(on)
         if run_id is None:
-            newest = sorted(self._runs.values(), key=lambda run: run.id == self._last_run)
-            for run in reversed(newest):
+            for run in self._newest_first():
                 if wanted is None or run.link is wanted:
                     return run
             where = "" if on is None else f" on {on}"
@@ -358,14 +603,19 @@ class Session:
         return self._adopt(run)
 
     def runs(self, *, on: str | None = None) -> tuple[RunRow, ...]:
-        """List this project's runs and the remote's, newest first."""
-        rows = {}
-        for run_id in self.registry.run_ids():
-            record = self.registry.load(run_id)
-            rows[run_id] = RunRow(run_id, record.name, "not seen", record.created_at, record.where)
+        """List this project's runs and the remote's, newest first.
+
+        What only this project knows is shown as it was last seen; so is everything where the remote
+        does not answer, and `where` says so.
+        """
+        rows, silent_one = {}, None
         if self._connections or on is not None:
             connection = self.connection(on)
-            for row in connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]:
+            try:
+                listed = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
+            except (KernelConnectionError, KernelTimeoutError):
+                listed, silent_one = (), connection.name
+            for row in listed:
                 run_id = row["run_id"]
                 rows[run_id] = RunRow(
                     run_id,
@@ -376,9 +626,123 @@ class Session:
                     row.get("world_size"),
                     row.get("optimizer_steps"),
                 )
+        for run_id in self.registry.run_ids():
+            if run_id not in rows:
+                record, state = self.registry.load(run_id), self.registry.last_state(run_id)
+                where = f"{record.where}, no answer" if record.where == silent_one else record.where
+                rows[run_id] = RunRow(
+                    run_id, record.name, state or "not seen", record.created_at, where
+                )
         return tuple(rows[run_id] for run_id in sorted(rows, reverse=True))
 
     # Inside ----------------------------------------------------------------------------------
+
+    def _launch(self, request: LaunchRequest, connection: Connection, report: Report) -> Run:
+        store = self._store(connection.name) if request.references else None
+        run = launch(
+            request,
+            connection=connection,
+            store=store,
+            registry=self.registry,
+            project_dir=self.project_dir,
+            report=report,
+        )
+        return self._adopt(run)
+
+    def _judge(
+        self,
+        command: str,
+        config: str | None,
+        *,
+        run: str | None,
+        checkpoint: str | None,
+        overrides: Sequence[str],
+        datasets: Sequence[str],
+        dry_run: bool,
+        on: str | None,
+        report: Report,
+        options: Mapping[str, Any],
+        arguments: Sequence[str] = (),
+        files: Mapping[str, Path] | None = None,
+    ) -> Run | LaunchPlan:
+        """Launch a command of the detector that looks at weights."""
+        asked = Judging(
+            command, config, checkpoint, tuple(overrides), tuple(arguments), files or {},
+            LaunchOptions.of(options),
+        )  # fmt: skip
+        source = self._trained(run, on=on) if run is not None or asked.needs_run else None
+        connection = self._connection_of(source, on)
+        references = [self._reference(ref) for ref in datasets]
+        again = () if datasets or source is None else self._inputs_again(source, connection)
+        request = asked.request(
+            source, references=references, again=again,
+            project_dir=self.project_dir, settings=self.settings(),
+        )  # fmt: skip
+        if dry_run:
+            return plan_launch(request, project_dir=self.project_dir)
+        return self._launch(request, connection or self.connection(on), report)
+
+    def _calibration(self, named: str, on: str | None) -> Path:
+        """Return the file here that is meant: by its path, or as what a run left."""
+        path = self._resolve(named)
+        if path.is_file():
+            return path
+        try:
+            return self.run(named, on=on).bring("evaluation/calibration.json")
+        except (RunNotFoundError, FetchError, InvalidArgumentError) as error:
+            raise InvalidArgumentError(
+                f"there is no calibration {named}, neither a file nor of a run.",
+                hint="%remote_eval --calibrate makes one; then give that run's id.",
+            ) from error
+
+    def _trained(self, run_id: str | None, *, on: str | None) -> Run:
+        """Return the run that made the weights which the named run, or the last one, has to do with."""
+        run = self.run(run_id, on=on)
+        made_by = source_of(run)
+        if made_by is None and run_id is None:  # it looked at a file; what was there before it?
+            earlier = [known for known in self._newest_first() if known.link is run.link]
+            made_by = next(filter(None, map(source_of, earlier)), None)
+        if made_by is None:
+            raise RunNotFoundError(
+                f"{run.id} looked at weights that no run made.", hint="Name another: --run RUN."
+            )
+        return run if made_by == run.id else self.run(made_by, on=on)
+
+    def _connection_of(self, run: Run | None, on: str | None) -> Connection | None:
+        """Return the run's own connection, so that its weights are at hand; None without a run."""
+        if run is None:
+            return None
+        held = [connection for connection in self.connections if connection is run.link]
+        return held[0] if held else self.connection(on)
+
+    def _inputs_again(self, run: Run, connection: Connection | None) -> list[DatasetReference]:
+        from kernel_tools.datasets.reference import DatasetRegistry
+
+        if connection is None or not run.document("job.json").get("inputs"):
+            return []
+        known = tuple(DatasetRegistry(self.project_dir).load().values())
+        return inputs_of(run, known, self._store(connection.name))
+
+    def _resume_point(
+        self, resume: str | None, on: str | None
+    ) -> tuple[Run | None, ResumePoint | None]:
+        """Return what is resumed: a run on the remote and its checkpoint, or a file of this machine."""
+        from kernel_tools import resuming
+
+        if resume is None:
+            return None, None
+        if resuming.is_file(resume):
+            return None, resuming.of_file(self._resolve(resume))
+        source = self.run(resume, on=on)
+        return source, resuming.of_run(source)
+
+    def _references_of(
+        self, inputs: Sequence[Mapping[str, Any]], on: str | None
+    ) -> list[DatasetReference]:
+        from kernel_tools.datasets.reference import DatasetRegistry
+
+        known = tuple(DatasetRegistry(self.project_dir).load().values())
+        return references_of(inputs, known, self._store(on))
 
     def _adopt(self, run: Run) -> Run:
         previous = self._runs.get(run.id)
@@ -387,6 +751,10 @@ class Session:
         self._runs[run.id] = run
         self._last_run = run.id
         return run.watch()
+
+    def _newest_first(self) -> list[Run]:
+        """The runs of this session, the last one launched or taken up first."""
+        return sorted(self._runs.values(), key=lambda run: run.id == self._last_run)[::-1]
 
     def _complete(self, run_id: str) -> str:
         if run_id in self._runs:

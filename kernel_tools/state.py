@@ -44,6 +44,35 @@ TERMINAL_STATES: Final = frozenset(
     {RunState.COMPLETED, RunState.FAILED, RunState.STOPPED, RunState.TIMED_OUT}
 )
 
+_ENDS: Final = TERMINAL_STATES
+_AT_WORK: Final = frozenset({RunState.PREPARING, RunState.TRAINING, RunState.VALIDATING})
+# From each state, what may come next. A crash that is tried again leads back to `preparing` or
+# `training`; who was asked to stop is never called at work again.
+TRANSITIONS: Final[Mapping[RunState, frozenset[RunState]]] = MappingProxyType(
+    {
+        RunState.QUEUED: frozenset({RunState.PREPARING, RunState.STOPPING}) | _ENDS,
+        RunState.PREPARING: _AT_WORK | {RunState.STOPPING} | _ENDS,
+        RunState.TRAINING: _AT_WORK | {RunState.STOPPING} | _ENDS,
+        RunState.VALIDATING: _AT_WORK | {RunState.STOPPING} | _ENDS,
+        RunState.STOPPING: _ENDS,
+        **{state: frozenset() for state in TERMINAL_STATES},
+    }
+)
+
+
+def may_follow(earlier: RunState, later: RunState) -> bool:
+    """Return whether a reader who saw `earlier` may see `later` next, some in between unseen."""
+    if earlier is later:
+        return True
+    seen, queue = {earlier}, [earlier]
+    while queue:
+        for state in TRANSITIONS[queue.pop()] - seen:
+            if state is later:
+                return True
+            seen.add(state)
+            queue.append(state)
+    return False
+
 
 @dataclass(frozen=True, slots=True)
 class Contact:
@@ -96,7 +125,11 @@ class RunSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class Polled:
-    """The remote answered: what it said, already decoded."""
+    """The remote answered: what it said, already decoded.
+
+    `status_whole` is False where the status file was torn or gone: its figures then say nothing.
+    `log_skipped` says that lines before `log_text` are not shown, because there are too many.
+    """
 
     status: Mapping[str, Any]
     agent: Mapping[str, Any] | None
@@ -109,6 +142,8 @@ class Polled:
     steps: tuple[Mapping[str, Any], ...] = ()
     artifacts: Mapping[str, Any] | None = None
     run_dir: str = ""
+    status_whole: bool = True
+    log_skipped: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,10 +160,18 @@ STALE_HEARTBEAT_SECONDS: Final = 15.0
 
 
 def reduce(snapshot: RunSnapshot, event: Event) -> RunSnapshot:
-    """Return the snapshot after `event`. Terminal states stay; contact comes and goes."""
+    """Return the snapshot after `event`. Terminal states stay; contact comes and goes.
+
+    A state that cannot follow the one before is not taken over: the file may be another trainer's.
+    """
     if isinstance(event, ContactLost):
         return dataclasses.replace(snapshot, contact=Contact.of_age(event.age_seconds))
+    if not event.status_whole and snapshot.status:
+        event = dataclasses.replace(event, status=snapshot.status)
     status, state, message = _judge(event)
+    if not may_follow(snapshot.state, state) and not snapshot.terminal:
+        state = snapshot.state
+        status = {**status, "state": state.value}
     if snapshot.terminal:
         status, state, message = snapshot.status, snapshot.state, snapshot.message
     return dataclasses.replace(
@@ -138,7 +181,7 @@ def reduce(snapshot: RunSnapshot, event: Event) -> RunSnapshot:
         status=MappingProxyType(dict(status)),
         agent=event.agent,
         log_size=event.log_size,
-        log_tail=_extend_tail(snapshot.log_tail, event.log_text),
+        log_tail=_extend_tail(() if event.log_skipped else snapshot.log_tail, event.log_text),
         metrics=snapshot.metrics + event.metrics,
         steps=snapshot.steps + event.steps,
         artifacts=event.artifacts or snapshot.artifacts,

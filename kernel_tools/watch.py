@@ -1,16 +1,20 @@
 """RunWatcher: asks the agent about one run and turns its answers into snapshots.
 
-It keeps the local mirror, judges nothing itself (`state.reduce` does) and never acts on the run. One
-daemon thread polls while somebody holds the watcher; losing contact only ages the contact.
+It keeps the local mirror and judges nothing itself (`state.reduce` does). One daemon thread polls while
+somebody holds the watcher; losing contact only ages the contact. Of a log that is far ahead the newest
+lines are shown at once, and what lies before them comes compressed, piece by piece, in a second thread.
 """
 
 from __future__ import annotations
 
+import contextlib
+import secrets
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from kernel_tools.errors import (
@@ -20,7 +24,7 @@ from kernel_tools.errors import (
     KernelToolsError,
     WaitTimeoutError,
 )
-from kernel_tools.mirror import METRICS, STEPS, RunMirror
+from kernel_tools.mirror import METRICS, STEPS, RunMirror, unpack
 from kernel_tools.redact import redact, redact_all
 from kernel_tools.registry import RunRecord, write_json
 from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce
@@ -29,6 +33,11 @@ POLL_SECONDS: Final = 1.0
 SLOWEST_POLL_SECONDS: Final = 15.0  # after lost contact the pause doubles up to this
 POLL_BYTES: Final = 256 * 1024
 ASK_SECONDS: Final = 10.0  # how long somebody who asks for figures waits for fresh ones
+STOP_SECONDS: Final = 30.0  # how long a stop is tried before it is kept for when contact is back
+# A log that is further ahead than this is shown from its end, and filled in from behind.
+FAR_BYTES: Final = 4 << 20
+VIEW_BYTES: Final = 64 * 1024
+PIECE_BYTES: Final = 16 << 20
 SIGNAL_SECONDS: Final = 0.5  # a wait is cut into these, so that Ctrl-C is seen on every platform
 
 Subscriber = Callable[[RunSnapshot], None]
@@ -43,6 +52,17 @@ class CallsAgent(Protocol):
 
     def call(self, function: str, *, timeout_seconds: float = 60.0, **arguments: Any) -> Any:
         """Call a function of the agent's API."""
+
+    def get_file(self, remote_path: str, destination: Path) -> None:
+        """Bring one file here, verified and whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopWanted:
+    """A stop that could not be said yet."""
+
+    message: str
+    now: bool
 
 
 class RunWatcher:
@@ -69,6 +89,10 @@ class RunWatcher:
         self._last_answer = clock()
         self._trouble: KernelToolsError | None = None
         self._caught_up = False
+        self._stop_wanted: StopWanted | None = None
+        self._view: int | None = None  # how far the log was shown, where the mirror is behind that
+        self._filling: threading.Thread | None = None
+        self._key = secrets.token_hex(6)
         tail = mirror.log_tail()
         self._snapshot = RunSnapshot(
             run_id=record.run_id,
@@ -92,6 +116,12 @@ class RunWatcher:
     def finished(self) -> bool:
         """True once the run has ended and its whole log is here."""
         return self._snapshot.terminal and self._caught_up
+
+    @property
+    def behind(self) -> bool:
+        """True while the log here lacks what is shown of it."""
+        with self._changed:
+            return self._view is not None
 
     def start(self) -> None:
         """Start polling in the background, unless that is going on or the run has ended."""
@@ -117,6 +147,35 @@ class RunWatcher:
     def hurry(self) -> None:
         """Poll at once instead of after the pause."""
         self._wake.set()
+
+    def stop(self, wanted: StopWanted) -> bool:
+        """Ask the run to end; return whether it heard. If not, it is told as soon as contact is back.
+
+        Raises:
+            KernelAuthError, AgentError, RunNotFoundError: the remote answers, and refuses.
+        """
+        try:
+            self._say_stop(wanted)
+        except KernelError as error:
+            if not _may_pass(error):
+                raise
+            with self._changed:
+                self._stop_wanted = wanted
+            self._note_silence(error)
+            self.start()
+            return False
+        self.hurry()
+        return True
+
+    def _say_stop(self, wanted: StopWanted) -> None:
+        self._link.call(
+            "stop",
+            remote_dir=self._record.remote_dir,
+            run_id=self._record.run_id,
+            message=wanted.message,
+            now=wanted.now,
+            timeout_seconds=STOP_SECONDS,
+        )
 
     def reconnected(self) -> None:
         """Watch on over a new line: what went wrong on the old one says nothing any more."""
@@ -193,22 +252,29 @@ class RunWatcher:
     def _poll(self, *, timeout_seconds: float = 60.0) -> bool:
         """Poll once; return True while there is more to read at once."""
         have = self._mirror.offsets()
+        view = self._view
         answer = self._link.call(
             "poll",
             remote_dir=self._record.remote_dir,
             run_id=self._record.run_id,
-            log_offset=have.log,
+            log_offset=have.log if view is None else view,
             metrics_offset=have.metrics,
             steps_offset=have.steps,
             max_bytes=POLL_BYTES,
             timeout_seconds=timeout_seconds,
         )
-        text = self._mirror.write_log(answer["log"])
+        size = int(answer["log"]["size"])
+        if view is None:
+            text, shown = self._mirror.write_log(answer["log"]), self._mirror.offsets().log
+        else:
+            data = unpack(answer["log"])
+            text, shown = data.decode("utf-8", "replace"), int(answer["log"]["offset"]) + len(data)
+            self._see(shown)
         metrics = self._mirror.write_rows(METRICS, answer["metrics"])
         steps = self._mirror.write_rows(STEPS, answer["steps"])
-        more = any(
-            size < int(answer[part]["size"])
-            for part, size in self._mirror.offsets().of_part().items()
+        parts = self._mirror.offsets().of_part()
+        more = shown < size or any(
+            parts[part] < int(answer[part]["size"]) for part in ("metrics", "steps")
         )
         event = Polled(
             status=redact_all(answer["status"]),
@@ -217,14 +283,75 @@ class RunWatcher:
             boot_id=str(answer["boot_id"]),
             agent_heartbeat_age_seconds=answer.get("agent_heartbeat_age_seconds"),
             log_text=redact(text),
-            log_size=int(answer["log"]["size"]),
+            log_size=size,
             metrics=metrics or (),
             steps=steps or (),
             artifacts=answer["artifacts"],
             run_dir=str(answer["run_dir"]),
+            status_whole=bool(answer.get("status_whole", True)),
+            log_skipped=view is not None and view < 0,
         )
-        self._accept(event, caught_up=not more, cut=(metrics is None, steps is None))
+        far = size - shown > FAR_BYTES
+        if far:
+            self._see(-VIEW_BYTES)
+        caught_up = not more and self._view is None
+        self._accept(event, caught_up=caught_up, cut=(metrics is None, steps is None))
+        self._fill()
         return more
+
+    def _see(self, view: int) -> None:
+        """Note how far the log is shown; negative: from so many bytes before its end on."""
+        with self._changed:
+            # The other thread may have come up to it meanwhile: then it is the mirror that is shown.
+            self._view = None if view == self._mirror.offsets().log else view
+
+    def _fill(self) -> None:
+        """Start the thread that brings what lies before the view, unless it is at work."""
+        with self._changed:
+            if self._view is None or self._view < 0 or self._filling is not None or self._closed:
+                return
+            self._filling = threading.Thread(
+                target=_fill_log,
+                args=(weakref.ref(self),),
+                name=f"log of {self._record.run_id}",
+                daemon=True,
+            )
+            self._filling.start()
+
+    def _fill_piece(self) -> bool:
+        """Bring one piece of the log; return False once the mirror has come up to the view."""
+        have = self._mirror.offsets().log
+        with self._changed:
+            view = self._view
+            if self._closed or view is None or view < 0:
+                self._filling = None
+                return False
+            if have >= view:
+                self._view = self._filling = None
+                self._wake.set()
+                return False
+        piece = self._piece(have, min(PIECE_BYTES, view - have))
+        arriving = self._mirror.folder / f".{self._key}.piece"
+        try:
+            self._link.get_file(str(piece["path"]), arriving)
+            self._mirror.write_piece(have, arriving)
+        finally:
+            arriving.unlink(missing_ok=True)
+        if have + int(piece["length"]) >= view:
+            with contextlib.suppress(KernelToolsError):
+                self._piece(view, 0)  # nothing is left lying there
+        return True
+
+    def _piece(self, offset: int, length: int) -> Mapping[str, Any]:
+        answer: Mapping[str, Any] = self._link.call(
+            "pack_log",
+            remote_dir=self._record.remote_dir,
+            run_id=self._record.run_id,
+            key=self._key,
+            offset=offset,
+            length=length,
+        )
+        return answer
 
     def _accept(self, event: Polled, *, caught_up: bool, cut: tuple[bool, bool]) -> None:
         with self._changed:
@@ -259,6 +386,9 @@ class RunWatcher:
     def _poll_for_thread(self) -> bool:
         """One round of the thread; return whether the remote answered."""
         try:
+            if self._stop_wanted is not None:
+                self._say_stop(self._stop_wanted)
+                self._stop_wanted = None
             self.refresh()
         except KernelToolsError as error:
             self._note_silence(error)
@@ -276,6 +406,23 @@ class RunWatcher:
                 self._thread = None
                 return True
             return False
+
+
+def _fill_log(reference: weakref.ref[RunWatcher]) -> None:
+    """Bring the log piece by piece; a line that is down is tried again, as the polls are."""
+    pause = POLL_SECONDS
+    while True:
+        watcher = reference()
+        if watcher is None:
+            return
+        try:
+            if not watcher._fill_piece():  # noqa: SLF001 - the thread is its own
+                return
+            pause = 0.0
+        except (KernelToolsError, ValueError, OSError):
+            pause = min(SLOWEST_POLL_SECONDS, 2 * max(pause, POLL_SECONDS))
+        del watcher
+        time.sleep(pause)
 
 
 def _may_pass(trouble: KernelToolsError) -> bool:

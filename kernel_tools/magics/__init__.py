@@ -25,6 +25,9 @@ def load(ipython: Any) -> None:
     """Register the magics and their completion; a second call changes nothing."""
     from kernel_tools.magics.completion import matcher_for
     from kernel_tools.magics.connect import ConnectMagics
+    from kernel_tools.magics.judge import JudgeMagics
+    from kernel_tools.magics.program import ProgramMagics
+    from kernel_tools.magics.remote import RemoteMagics
     from kernel_tools.magics.runs import RunMagics
     from kernel_tools.magics.stage import StageMagics
     from kernel_tools.magics.train import TrainMagics
@@ -32,11 +35,25 @@ def load(ipython: Any) -> None:
     if ipython in _loaded:
         return
     instances = tuple(
-        family(shell=ipython) for family in (ConnectMagics, StageMagics, TrainMagics, RunMagics)
+        family(shell=ipython)
+        for family in (
+            ConnectMagics,
+            RemoteMagics,
+            StageMagics,
+            TrainMagics,
+            ProgramMagics,
+            JudgeMagics,
+            RunMagics,
+        )
     )
     for instance in instances:
         ipython.register_magics(instance)
-    functions = {name: getattr(i, name) for i in instances for name in i.magics["line"]}
+    functions = {
+        name: getattr(instance, name)
+        for instance in instances
+        for kind in ("line", "cell")
+        for name in instance.magics[kind]
+    }
     matcher = matcher_for(lambda: functions)
     ipython.Completer.custom_matchers.append(matcher)
     _loaded[ipython] = _Loaded(instances, matcher)

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any, Final, TypeVar
 
 from IPython.core.error import UsageError
+from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic import line_magic, output_can_be_silenced
 from IPython.core.magic_arguments import argument, magic_arguments
 
@@ -47,8 +48,22 @@ def parse(method: Callable[..., Any], line: str) -> argparse.Namespace:
         InvalidArgumentError: whatever is wrong with it, in one line; never IPython's UsageError,
             which tools that execute notebooks take for a success.
     """
-    parser: argparse.ArgumentParser = method.parser  # type: ignore[attr-defined]
+    return _parse_words(method, split(line))
+
+
+def parse_with_rest(
+    method: Callable[..., Any], line: str
+) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """Like `parse`, for a magic that hands what follows ` -- ` to a program; returns that beside it."""
     words = split(line)
+    end = words.index("--") if "--" in words else len(words)
+    rest = tuple(words[end + 1 :])
+    _refuse_unexpanded(list(rest))
+    return _parse_words(method, words[:end]), rest
+
+
+def _parse_words(method: Callable[..., Any], words: list[str]) -> argparse.Namespace:
+    parser: argparse.ArgumentParser = method.parser  # type: ignore[attr-defined]
     _refuse_secrets(words, parser)
     _refuse_unexpanded(words)
     parser.allow_abbrev = False
@@ -151,6 +166,17 @@ def magic(*arguments: Any) -> Callable[[Function], Function]:
     return decorate
 
 
+def cell_magic(*arguments: Any) -> Callable[[Function], Function]:
+    """Declare a method `(line, cell)` as a cell magic with these arguments."""
+
+    def decorate(method: Function) -> Function:
+        declare = compose(ipython_cell_magic, magic_arguments(), *arguments)
+        declared: Function = declare(_in_one_line(method))
+        return declared
+
+    return decorate
+
+
 def positive_number(text: str) -> float:
     """Parse a number above 0 (an argparse type)."""
     try:
@@ -166,6 +192,13 @@ def count(text: str) -> int:
     """Parse a whole number from 1 (an argparse type)."""
     if not text.isascii() or not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1")
+    return int(text)
+
+
+def count_from_zero(text: str) -> int:
+    """Parse a whole number from 0 (an argparse type)."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0")
     return int(text)
 
 
@@ -203,15 +236,17 @@ sync_arguments = compose(
     argument("--allow-large", action="store_true", help="let more than 16 MB of code travel"),
 )
 
-launch_arguments = compose(
-    argument(
-        "--set",
-        action="append",
-        default=[],
-        dest="overrides",
-        metavar="SECTION.KEY=VALUE",
-        help="override one value of the configuration (repeatable)",
-    ),
+overrides_argument = argument(
+    "--set",
+    action="append",
+    default=[],
+    dest="overrides",
+    metavar="SECTION.KEY=VALUE",
+    help="override one value of the configuration (repeatable)",
+)
+
+# For whatever is launched; the detector's own commands take overrides besides.
+program_arguments = compose(
     argument(
         "--nproc-per-node",
         type=processes,
@@ -259,7 +294,14 @@ launch_arguments = compose(
         metavar="M",
         help="fail a run that shows no sign of progress for so long (default: 30)",
     ),
-    argument("--name", metavar="NAME", help="the run's name (default: from the configuration)"),
+    argument(
+        "--max-restarts",
+        type=count_from_zero,
+        default=0,
+        metavar="N",
+        help="start a trainer that crashed again, so often, from its last checkpoint (default: 0)",
+    ),
+    argument("--name", metavar="NAME", help="the run's name (default: from what is launched)"),
     argument("--wait", action="store_true", default=None, help="block until the run has ended"),
     argument(
         "--no-wait",
@@ -270,3 +312,26 @@ launch_arguments = compose(
     argument("--dry-run", action="store_true", help="check everything and show what would travel"),
     on_argument,
 )
+
+launch_arguments = compose(overrides_argument, program_arguments)
+
+
+def launch_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the keywords that every launching function of the session takes, from `program_arguments`."""
+    return {
+        "nproc_per_node": args.nproc_per_node,
+        "device": args.device,
+        "datasets": args.dataset,
+        "artifacts": args.artifact,
+        "artifact_dir": args.artifact_dir,
+        "sync_paths": args.sync_path,
+        "exclude": args.exclude,
+        "allow_large": args.allow_large,
+        "timeout": args.timeout,
+        "max_hours": args.max_hours,
+        "stall_minutes": args.stall_minutes,
+        "max_restarts": args.max_restarts,
+        "name": args.name,
+        "dry_run": args.dry_run,
+        "on": args.on,
+    }

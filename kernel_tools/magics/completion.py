@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-# `%magic ...` at the start of a line, or behind `name =`.
-_LINE: Final = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%(\w+)\s(.*)$", re.DOTALL)
+# `%magic ...` at the start of a line, or behind `name =`; or `%%magic ...`.
+_LINE: Final = re.compile(r"^\s*(?:[\w.,\s]+=\s*)?%{1,2}(\w+)\s(.*)$", re.DOTALL)
 
 
 def candidates(parser: argparse.ArgumentParser, text: str) -> list[str]:
@@ -127,6 +127,8 @@ _SOURCES: Final[dict[str, Callable[[], list[str]]]] = {
     "words": _runs,
     "dataset": _datasets,
     "on": _connections,
+    "checkpoint": lambda: ["best", "last"],
+    "calibration": _runs,
     "target": lambda: ["local"],
     "device": lambda: ["auto", "cpu", "cuda"],
     "nproc_per_node": lambda: ["auto", "1", "2"],

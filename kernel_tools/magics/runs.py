@@ -203,14 +203,7 @@ class RunMagics(Magics):  # type: ignore[misc]
             %remote_stop 3f2a --now
         """
         args = parse(self.remote_stop, line)
-        run = _run(args)
-        snapshot = run.stop(now=args.now)
-        if snapshot.terminal:
-            print(f"{run.id} has ended: {snapshot.state.value}.")
-        else:
-            print(
-                f"{run.id} was asked to stop ({snapshot.state.value}); %remote_wait {run.id} --no-check waits for it."
-            )
+        print(_run(args).stop(now=args.now))
 
 
 def split_run(words: list[str]) -> tuple[str | None, list[str]]:

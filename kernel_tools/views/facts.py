@@ -49,6 +49,8 @@ def bars(snapshot: RunSnapshot) -> tuple[tuple[str, float], ...]:
     epochs, epoch = status.get("total_epochs"), status.get("current_epoch")
     steps, step = status.get("steps_per_epoch"), status.get("step")
     whole = float(status.get("progress") or 0.0)
+    if _judges(status):
+        return ((f"batches evaluated {step or 0} of {steps}", whole),)
     if snapshot.terminal:
         return (
             (f"epochs done {status.get('completed_epochs') or 0} of {_or(epochs, '?')}", whole),
@@ -81,7 +83,9 @@ def line(snapshot: RunSnapshot) -> str:
     parts = [
         f"{snapshot.run_id}",
         f"state={snapshot.state.value}",
-        f"epoch={status.get('completed_epochs') or 0}/{_or(status.get('total_epochs'), '?')}",
+        f"eval_batch={status.get('step') or 0}/{status['steps_per_epoch']}"
+        if _judges(status)
+        else f"epoch={status.get('completed_epochs') or 0}/{_or(status.get('total_epochs'), '?')}",
     ]
     if status.get("optimizer_steps") is not None:
         parts.append(f"optimizer_steps={status['optimizer_steps']}")
@@ -149,6 +153,11 @@ def plain_table(pairs: Iterable[tuple[str, str]]) -> list[str]:
     pairs = tuple(pairs)
     width = max((len(label) for label, _ in pairs), default=0)
     return [f"  {label:<{width}}  {value}" for label, value in pairs]
+
+
+def _judges(status: Mapping[str, Any]) -> bool:
+    """True for a run that evaluates without training: it has batches, and no epochs."""
+    return status.get("total_epochs") is None and bool(status.get("steps_per_epoch"))
 
 
 def _or(value: object, otherwise: str) -> str:

@@ -75,7 +75,7 @@ class Figure:
 
 def plot_metrics(snapshot: RunSnapshot) -> Figure:
     """Draw the training loss against optimizer steps and the evaluation's AP against epochs."""
-    figure = _blank(9.0, 3.4)
+    figure = blank(9.0, 3.4)
     loss_axes, metric_axes = figure.subplots(1, 2)
     loss_told = _draw_loss(loss_axes, snapshot.steps)
     metrics_told = _draw_metrics(metric_axes, snapshot.metrics)
@@ -85,7 +85,7 @@ def plot_metrics(snapshot: RunSnapshot) -> Figure:
         parse_math=False,
     )
     alt = f"Curves of run {snapshot.run_id}. {loss_told} {metrics_told}"
-    return Figure(_png(figure), alt)
+    return Figure(png(figure), alt)
 
 
 def show_predictions(
@@ -115,7 +115,7 @@ def show_predictions(
     images = images[: max(n, 1)]
     columns = min(len(images), 4) or 1
     rows = -(-len(images) // columns) or 1
-    figure = _blank(PICTURE_INCHES * columns, PICTURE_INCHES * rows + 0.6)
+    figure = blank(PICTURE_INCHES * columns, PICTURE_INCHES * rows + 0.6)
     grid = figure.subplots(rows, columns, squeeze=False)
     captions = []
     for axes, image in zip(grid.flat, images, strict=False):
@@ -127,7 +127,7 @@ def show_predictions(
         f"{len(images)} validation pictures with ground truth (solid blue boxes) and predictions"
         f" above {min_score:g} (dashed orange boxes with scores). " + " ".join(captions)
     )
-    return Figure(_png(figure), alt)
+    return Figure(png(figure), alt)
 
 
 def f1(image: Mapping[str, Any], *, min_score: float) -> float:
@@ -169,7 +169,7 @@ def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> str:
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("training loss")
     if not points:
-        _say_empty(axes, "no steps yet")
+        say_empty(axes, "no steps yet")
         return "No loss has been logged yet."
     steps, losses = zip(*points, strict=True)
     axes.plot(steps, losses, color=BLUE, marker="." if len(points) < 40 else "", linewidth=1.4)
@@ -201,7 +201,7 @@ def _draw_metrics(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> str:
         )
         told.append(f"{name} is {values[-1]:.3f} at epoch {epochs[-1]}, at best {max(values):.3f}.")
     if not told:
-        _say_empty(axes, "no evaluation yet")
+        say_empty(axes, "no evaluation yet")
         return "Nothing has been evaluated yet."
     axes.legend(fontsize=8, loc="lower right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -295,17 +295,20 @@ def _read(root: Path, name: str) -> Any:
         return picture.convert("RGB")
 
 
-def _say_empty(axes: Axes, text: str) -> None:
+def say_empty(axes: Axes, text: str) -> None:
+    """Write why there is nothing to draw."""
     axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color="#555555")
 
 
-def _blank(width: float, height: float) -> MplFigure:
+def blank(width: float, height: float) -> MplFigure:
+    """Return an empty white page, inches."""
     from matplotlib.figure import Figure as MplFigure
 
     return MplFigure(figsize=(width, height), dpi=DPI, facecolor="white", layout="constrained")
 
 
-def _png(figure: MplFigure) -> bytes:
+def png(figure: MplFigure) -> bytes:
+    """Return the page as a PNG file."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.errors import WaitTimeoutError
+from kernel_tools.errors import KernelToolsError, WaitTimeoutError
 from kernel_tools.redact import redact
-from kernel_tools.state import RunSnapshot
+from kernel_tools.state import RunSnapshot, RunState
 from kernel_tools.views import facts
 from kernel_tools.views.mode import Mode
-from kernel_tools.views.static import RunView
+from kernel_tools.views.static import NoteView, RunView, Shows, Stack
 
 if TYPE_CHECKING:
     from kernel_tools.run import Run
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 LOOK_SECONDS: Final = 0.5
 
 _panels: list[Panel] = []
+_results: list[_Results] = []
 
 
 def show(run: Run, *, mode: Mode) -> None:
@@ -60,13 +62,76 @@ def follow(
         run.raise_for_state()
 
 
+def present(run: Run, parts: Callable[[Run], Sequence[Shows]], *, mode: Mode, waiting: str) -> None:
+    """Show what a run found: at once where it has ended, else below its panel as soon as it has.
+
+    Args:
+        run: the run.
+        parts: brings what is to be shown; called when the run has completed, never else.
+        mode: a program that does not wait is shown nothing.
+        waiting: the sentence that stands there until then.
+    """
+    if run.snapshot.terminal:
+        if run.snapshot.state is RunState.COMPLETED:
+            for part in parts(run):
+                _display(part, mode)
+    elif mode is Mode.INTERACTIVE:
+        _results[:] = [one for one in _results if one.open]
+        _results.append(_Results(run, parts, waiting))
+
+
 def let_go(connections: Sequence[object]) -> None:
     """Make panels static whose run is on none of `connections` any more."""
+    for one in _results:
+        if one.open and all(getattr(one.run, "link", None) is not link for link in connections):
+            one.close(f"Disconnected. %remote_connect and %remote_attach {one.run.id} come back.")
     for panel in _panels:
         if panel.live and all(getattr(panel.run, "link", None) is not one for one in connections):
             panel.retire(
                 f"Disconnected. %remote_connect and %remote_attach {panel.run.id} show it again."
             )
+
+
+class _Results:
+    """A place on the page that fills when its run has ended."""
+
+    def __init__(self, run: Run, parts: Callable[[Run], Sequence[Shows]], waiting: str) -> None:
+        from IPython.display import display
+
+        self.run = run
+        self.open = True
+        self._parts = parts
+        self._handle: Any = display(NoteView(waiting), display_id=True)
+        self._fetching = threading.Lock()
+        self._unsubscribe = run.subscribe(self._seen)
+        self._seen(run.snapshot)
+
+    def close(self, said: str) -> None:
+        """Leave a sentence and wait no more."""
+        self._put(NoteView(said))
+
+    def _seen(self, snapshot: RunSnapshot) -> None:
+        """Runs on the watcher's thread, which must not wait for files."""
+        if snapshot.terminal and self._fetching.acquire(blocking=False):
+            threading.Thread(target=self._fill, args=(snapshot,), daemon=True).start()
+
+    def _fill(self, snapshot: RunSnapshot) -> None:
+        if snapshot.state is not RunState.COMPLETED:
+            self._put(NoteView(f"There is nothing to show: the run {snapshot.state.value}."))
+            return
+        try:
+            shown: Shows = Stack(tuple(self._parts(self.run)))
+        except KernelToolsError as error:
+            shown = NoteView(f"Error: {error}")
+        self._put(shown)
+
+    def _put(self, shown: Shows) -> None:
+        if not self.open:
+            return
+        self.open = False
+        self._unsubscribe()
+        if self._handle is not None:
+            self._handle.update(shown)
 
 
 class _Watcher:
@@ -162,9 +227,9 @@ def _open_panel(run: Run) -> None:
     _panels.append(Panel(run).show())
 
 
-def _display(view: RunView, mode: Mode) -> None:
+def _display(view: Shows, mode: Mode) -> None:
     if mode is Mode.PLAIN:
-        print(redact(view.plain()), flush=True)
+        print(redact(str(view._repr_mimebundle_()["text/plain"])), flush=True)
         return
     from IPython.display import display
 

@@ -5,10 +5,10 @@ Each is a frozen value with `_repr_mimebundle_`; none does IO, holds a widget or
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kernel_tools.redact import redact
 from kernel_tools.state import RunSnapshot
@@ -190,6 +190,46 @@ class FactsView(View):
             markup.facts(self.pairs),
             f"<code>{markup.text(self.tokens)}</code>" if self.tokens else "",
             label=self.heading,
+        )
+
+
+class Shows(Protocol):
+    """Whatever shows itself: a `View`, a `Figure`, a `Picture`."""
+
+    def _repr_mimebundle_(
+        self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
+    ) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, repr=False)
+class Stack(View):
+    """Several things below each other as one value, pictures included."""
+
+    parts: tuple[Shows, ...]
+
+    def plain(self) -> str:
+        """Each part's text, an empty line between them."""
+        return "\n\n".join(str(part._repr_mimebundle_()["text/plain"]) for part in self.parts)
+
+    def html(self) -> str:
+        """Each part's markup."""
+        return "\n".join(str(part._repr_mimebundle_()["text/html"]) for part in self.parts)
+
+
+@dataclass(frozen=True, repr=False)
+class NoteView(View):
+    """One sentence."""
+
+    text: str
+
+    def plain(self) -> str:
+        """The sentence."""
+        return self.text
+
+    def html(self) -> str:
+        """The same as a quiet paragraph."""
+        return markup.view(
+            f'<p class="kt-dim" role="status">{markup.text(self.text)}</p>', label="note"
         )
 
 

@@ -8,11 +8,15 @@ from typing import Any
 
 from kernel_tools.agent.status import blank_status
 from kernel_tools.errors import RunFailed, RunNotFoundError, WaitTimeoutError
+from kernel_tools.evaluation import Evaluation, JudgedClass
 from kernel_tools.fetch import Fetched
 from kernel_tools.launch import LaunchPlan
+from kernel_tools.run import StopAnswer
 from kernel_tools.state import Contact, RunSnapshot, RunState
+from kernel_tools.views.pictures import Picture
 from kernel_tools.views.static import summary_mimebundle
 
+LAUNCHING = ("train", "evaluate", "visualize", "run_again", "run_script", "run_command")
 RUN_ID = "20260102-030405-coins-hgnetv2-n-3f2a"
 
 
@@ -82,6 +86,44 @@ def ended(state: str = "completed", **changes: Any) -> RunSnapshot:
     return snapshot(told)
 
 
+def evaluation(*names: str, **changes: Any) -> Evaluation:
+    """An evaluation of these classes, the first the best; half of each is found, a tenth confused."""
+    names = names or ("car", "bus")
+    count = len(names)
+    recall = tuple(k / 100 for k in range(101))
+    matrix = [[0] * (count + 1) for _ in range(count + 1)]
+    for k in range(count):
+        matrix[k][k], matrix[k][count] = 10, 8
+        if count > 1:
+            matrix[k][(k + 1) % count] = 2
+        matrix[count][k] = k + 1
+    classes = tuple(
+        JudgedClass(
+            name=name,
+            instances=20,
+            ap50=0.9 - 0.8 * k / count,
+            ap=0.5 - 0.4 * k / count,
+            best_f1=0.7,
+            best_score=0.4,
+            precision=tuple(max(0.0, 1 - r - k / count) for r in recall),
+        )
+        for k, name in enumerate(names)
+    )
+    fields: dict[str, Any] = {
+        "run_id": RUN_ID,
+        "images": 12,
+        "epoch": None,
+        "metrics": {"mAP@0.50:0.95": 0.31, "AP50": 0.7, "AP_large": None},
+        "classes": classes,
+        "recall": recall,
+        "iou": 0.5,
+        "names": (*names, "background"),
+        "confusion": tuple(map(tuple, matrix)),
+        "confusion_score": 0.3,
+    }
+    return Evaluation(**{**fields, **changes})
+
+
 class FakeRun:
     """Plays `story`: each `wait` slice moves one snapshot on."""
 
@@ -137,16 +179,31 @@ class FakeRun:
     def log_path(self) -> Path:
         return self.snapshot.local_dir / "train.log"
 
-    def stop(self, *, now: bool = False) -> RunSnapshot:
+    def stop(self, *, now: bool = False) -> StopAnswer:
         self.calls.append(("stop", now))
         self.acted.set()
-        return self.snapshot
+        return StopAnswer(self.id, self.snapshot.state, asked=not self.snapshot.terminal)
 
     def fetch(self, *globs: str, to: str | None = None) -> tuple[Fetched, ...]:
         self.calls.append(("fetch", globs, to))
         self.acted.set()
         return (
             Fetched(Path("artifacts/remote") / self.id / "weights/best.pt", 15_100_000, "ab" * 32),
+        )
+
+    def evaluation(self) -> Evaluation:
+        self.calls.append(("evaluation",))
+        self.acted.set()
+        return evaluation()
+
+    def pictures(self) -> tuple[Picture, ...]:
+        self.calls.append(("pictures",))
+        self.acted.set()
+        return tuple(
+            Picture(
+                Path(f"visualizations/{name}.png"), b"\xff\xd8jpeg", f"{name}.jpg: left and right"
+            )
+            for name in ("a", "b")
         )
 
     def __repr__(self) -> str:
@@ -168,11 +225,11 @@ class FakeSession:
         def call(*args: Any, **keywords: Any) -> Any:
             self.calls.append((name, args, keywords))
             report = keywords.get("report")
-            if name == "train" and report is not None:
+            if name in LAUNCHING and report is not None:
                 report("sync_files=51")
-            if keywords.get("dry_run") and name == "train":
+            if keywords.get("dry_run") and name in LAUNCHING:
                 return LaunchPlan(job=None, sync=None)
-            if name in {"train", "run", "attach"}:
+            if name in {*LAUNCHING, "run", "attach"}:
                 if self.the_run is None:
                     raise RunNotFoundError(
                         "no run was launched.", hint="%remote_train launches one."

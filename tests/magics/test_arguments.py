@@ -47,6 +47,20 @@ def test_quotes_and_a_final_semicolon_are_stripped(line, words):
         ("remote_logs", "-n many", "-n"),
         ("remote_attach", "", "RUN"),
         ("remote_train", "coins --set", "--set"),
+        ("remote_train", "coins --max-restarts -1", "--max-restarts"),
+        ("remote_train", "coins --max-restarts two", "--max-restarts"),
+        ("remote_train", "coins --from-receipt x.json", "--from-receipt"),
+        ("remote_train", "--from-receipt x.json --set a.b=1", "--set"),
+        ("remote_run", "", "custom"),
+        ("remote_run", "train-everything", "train-everything"),
+        ("remote_run", "custom", "--script"),
+        ("remote_run", "custom --script a.py --command b", "--script"),
+        ("remote_run", "custom --bogus 1 -- --fine", "--bogus"),
+        ("remote_eval", "--checkpoint", "--checkpoint"),
+        ("remote_eval", "coins bus", "bus"),
+        ("remote_visualize", "--count 0", "--count"),
+        ("remote_visualize", "--min-score 1.5", "--min-score"),
+        ("remote_visualize", "--min-score nan", "--min-score"),
     ],
 )
 def test_wrong_arguments_are_one_line_and_no_usage_error(loaded, session, magic, line, names):
@@ -108,13 +122,20 @@ def test_help_reads_well(loaded, capsys):
     assert "%%" not in page
 
 
+LAUNCH = (
+    " --set --nproc-per-node --device --dataset --artifact --artifact-dir --sync-path --exclude"
+    " --allow-large --timeout --max-hours --stall-minutes --max-restarts --name --wait --no-wait --dry-run"
+)
 OPTIONS = {
-    "remote_connect": "--token-env --kernel-name --attach --client --remote-dir --as",
+    "remote_eval": "--run --checkpoint --calibrate" + LAUNCH,
+    "remote_visualize": "--run --checkpoint --count --min-score --calibration" + LAUNCH,
+    "remote_connect": "--token-env --kernel-name --attach --client --remote-dir --as"
+    " --password-env --keep-alive",
     "remote_disconnect": "",
     "remote_sync": "--dry-run --sync-path --exclude --allow-large",
     "stage_dataset": "--name --object-name --expected-root --sha256 --to --force --dry-run",
-    "remote_train": "--set --nproc-per-node --device --dataset --artifact --artifact-dir --sync-path"
-    " --exclude --allow-large --timeout --max-hours --stall-minutes --name --wait --no-wait --dry-run",
+    "remote_train": "--resume --from-receipt" + LAUNCH,
+    "remote_run": "--script --command --status-dir" + LAUNCH.replace(" --set", ""),
     "remote_status": "",
     "remote_logs": "-n --lines",
     "remote_wait": "--timeout --no-check",

@@ -36,9 +36,11 @@ def test_connect_hands_everything_on(loaded, session):
                 "token_env": "GPU_TOKEN",
                 "kernel_name": "python3",
                 "attach": "k-1",
-                "client": "pyrun",
+                "client": None,
                 "remote_dir": None,
                 "name": "gpu",
+                "password_env": None,
+                "keep_alive_minutes": None,
             },
         )
     ]
@@ -69,6 +71,35 @@ def test_train_hands_everything_on(loaded, session, batch):
         False,
         None,
     )
+
+
+def test_train_hands_on_what_is_resumed_and_how_often_it_is_tried(loaded, session, batch):
+    loaded.run_line_magic("remote_train", "--resume 3f2a --max-restarts 2")
+    told = keywords(session, "train")
+    assert (told["resume"], told["max_restarts"]) == ("3f2a", 2)
+
+
+def test_a_receipt_is_run_again_with_only_what_was_given_beside_it(loaded, session, batch):
+    loaded.run_line_magic("remote_train", "--from-receipt a/receipt.json --max-hours 2 --no-wait")
+    ((_, positional, told),) = [call for call in session.calls if call[0] == "run_again"]
+    assert positional == ("a/receipt.json",)
+    assert {key: value for key, value in told.items() if key != "report"} == {"max_hours": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "what", "arguments"),
+    [
+        ("--script tools/a.py -- --epochs 3", "run_script", "tools/a.py", ("--epochs", "3")),
+        ('--command "libreyolo train a=b"', "run_command", "libreyolo train a=b", ()),
+    ],
+)
+def test_a_program_is_launched_with_its_own_arguments(
+    loaded, session, batch, line, name, what, arguments
+):
+    loaded.run_line_magic("remote_run", f"custom --status-dir 'runs/*/*' --max-restarts 1 {line}")
+    ((_, positional, told),) = [call for call in session.calls if call[0] == name]
+    assert positional == (what, arguments)
+    assert (told["status_dir"], told["max_restarts"]) == ("runs/*/*", 1)
 
 
 def test_train_prints_the_sync_report_in_its_own_cell(loaded, session, batch, capsys):

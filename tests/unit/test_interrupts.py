@@ -7,15 +7,16 @@ import traceback
 
 import pytest
 
-from kernel_tools.kernels.base import ServerAddress
-from kernel_tools.kernels.held import named
+from kernel_tools.kernels.base import PATIENCE, ServerAddress
+from kernel_tools.kernels.driver import ServerDriver
 from kernel_tools.stores.failures import translated
 
 CANARY = "canary-in-a-frame"
 
 
-class Driver:
-    foreign = (RuntimeError,)
+class Driver(ServerDriver):
+    def open_line(self, kernel_id):
+        raise NotImplementedError
 
 
 def in_a_library(url):
@@ -29,7 +30,7 @@ def test_an_interrupt_leaves_the_librarys_frames_behind(library):
     guard: contextlib.AbstractContextManager[None]
     if library == "kernel":
         address = ServerAddress.parse("http://127.0.0.1:1", None)
-        guard = named("a cell", address, Driver())
+        guard = Driver(address, PATIENCE).named("a cell")
     else:
         guard = translated(endpoint="e", bucket="b", key="k", ask_again=lambda: None)
     with pytest.raises(KeyboardInterrupt) as caught, guard:

@@ -7,11 +7,14 @@ import pytest
 from kernel_tools.state import (
     LOG_TAIL_LINES,
     STALE_HEARTBEAT_SECONDS,
+    TERMINAL_STATES,
+    TRANSITIONS,
     Contact,
     ContactLost,
     Polled,
     RunSnapshot,
     RunState,
+    may_follow,
     reduce,
 )
 
@@ -92,3 +95,59 @@ def test_rows_accumulate():
     after = reduce(after, polled(metrics=({"epoch": 2},)))
     assert [row["epoch"] for row in after.metrics] == [1, 2]
     assert len(after.steps) == 1
+
+
+ORDER = ["queued", "preparing", "training", "validating", "training", "stopping", "stopped"]
+
+
+def test_every_state_has_its_row_in_the_table_and_terminal_ones_lead_nowhere():
+    assert set(TRANSITIONS) == set(RunState)
+    assert [state for state in RunState if not TRANSITIONS[state]] == sorted(
+        TERMINAL_STATES, key=list(RunState).index
+    )
+
+
+def test_a_usual_life_is_legal_and_may_be_seen_with_gaps():
+    for i, earlier in enumerate(ORDER):
+        for later in ORDER[i:]:
+            assert may_follow(RunState(earlier), RunState(later))
+
+
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("training", "queued"),
+        ("stopping", "training"),
+        ("stopping", "preparing"),
+        ("completed", "training"),
+        ("failed", "completed"),
+        ("preparing", "queued"),
+    ],
+)
+def test_what_cannot_follow_is_not_taken_over(earlier, later):
+    assert not may_follow(RunState(earlier), RunState(later))
+    before = reduce(START, polled(earlier))
+    after = reduce(before, polled(later))
+    assert (after.state.value, after.status["state"]) == (earlier, earlier)
+
+
+def test_a_second_attempt_prepares_again():
+    assert reduce(reduce(START, polled("training")), polled("preparing")).state.value == "preparing"
+
+
+def test_a_torn_status_leaves_figures_and_state_as_they_were():
+    before = reduce(START, polled("training", log_text="a\n"))
+    after = reduce(before, polled("queued", status_whole=False, log_text="b\n"))
+    assert (after.state, after.status) == (before.state, before.status)
+    assert after.log_tail == ("a", "b", "")
+
+
+def test_a_torn_status_hides_no_death():
+    before = reduce(START, polled("training"))
+    gone = polled("queued", status_whole=False, agent_alive=False, agent_heartbeat_age_seconds=99.0)
+    assert reduce(before, gone).state is RunState.FAILED
+
+
+def test_lines_that_were_skipped_are_not_joined_to_those_before():
+    before = reduce(START, polled(log_text="old"))
+    assert reduce(before, polled(log_text="new\n", log_skipped=True)).log_tail == ("new", "")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kernel_tools import sync as sync_module
-from kernel_tools.errors import SyncError
+from kernel_tools.errors import AgentError, SyncError
 from kernel_tools.kernels import CellResult, RemoteErrorInfo
 from kernel_tools.kernels.rpc import AgentClient, agent_source
 from kernel_tools.sync import SyncReport, build_plan, sync
@@ -339,3 +339,153 @@ def test_planning_reads_no_content_before_the_size_is_accepted(project, monkeypa
     monkeypatch.setattr(sync_module, "_hashed", lambda file: pytest.fail(f"read {file.path}"))
     with pytest.raises(SyncError, match="would travel"):
         build_plan(project, sync_paths=["src"])
+
+
+# .gitignore, deletes, data, thousands of files
+
+
+def test_what_gitignore_names_stays_here(project):
+    write(project, **{".gitignore": "*.log\nbuild/\n", "src/a.log": "x", "src/build/b.py": "x"})
+    write(project, **{"src/pkg/.gitignore": "!kept.log\n", "src/pkg/kept.log": "x"})
+    plan = build_plan(project, sync_paths=["src"])
+    assert {p for p in paths_of(plan) if p.startswith("src/")} == {
+        "src/pkg/.gitignore", "src/pkg/__init__.py", "src/pkg/net.py", "src/pkg/kept.log",
+    }  # fmt: skip
+
+
+def test_what_is_ignored_travels_when_named_exactly(project):
+    write(project, **{".gitignore": "build/\n*.log\n", "src/build/b.py": "x", "src/a.log": "x"})
+    plan = build_plan(project, sync_paths=["src", "src/build", "src/a.log"])
+    assert {"src/build/b.py", "src/a.log"} <= paths_of(plan)
+
+
+def test_a_script_and_the_configurations_travel_whatever_is_ignored(project):
+    write(project, **{".gitignore": "*.yaml\n*.py\n"})
+    plan = build_plan(project, script="scripts/fit.py")
+    assert {"configs/a.yaml", "scripts/fit.py"} <= paths_of(plan)
+    assert "scripts/helper.py" not in paths_of(plan)
+
+
+def test_a_deleted_file_is_gone_from_the_next_tree(project, tmp_path):
+    from kernel_tools.agent.bootstrap import lay_tree
+
+    kernel, remote = InProcessKernel(), str(tmp_path / "remote")
+    sync(kernel, build_plan(project, sync_paths=["src"]), remote)
+    (project / "src/pkg/net.py").unlink()
+    report = sync(kernel, build_plan(project, sync_paths=["src"]), remote)
+    lay_tree(remote, report.manifest["files"], str(tmp_path / "tree"))
+    assert not (tmp_path / "tree/src/pkg/net.py").exists()
+    assert (tmp_path / "tree/src/pkg/__init__.py").exists()
+    assert report.uploaded == 0
+
+
+def test_a_data_folder_that_was_named_is_refused_with_the_way_to_stage_it(project, tmp_path):
+    for number in range(20):
+        write(project, **{f"data/coins/{number}.jpg": os.urandom(100_000 + number)})
+    kernel = InProcessKernel()
+    with pytest.raises(SyncError) as caught:
+        sync(kernel, build_plan(project, sync_paths=["data"]), str(tmp_path / "remote"))
+    assert "data holds 20 files, 2.0 MB" in str(caught.value)
+    assert "data/coins/19.jpg (0.1 MB)" in str(caught.value)
+    assert "%stage_dataset data" in str(caught.value)
+    assert "Nothing was sent" in str(caught.value)
+    assert kernel.cells == kernel.files == []
+    assert not (tmp_path / "remote").exists()
+
+
+def test_stray_files_of_20_mb_are_refused_and_nothing_is_sent(project, tmp_path):
+    write(project, **{"src/pkg/model.bin": os.urandom(20_000_000)})
+    kernel = InProcessKernel()
+    with pytest.raises(
+        SyncError, match=r"largest: src/pkg/model\.bin \(20\.0 MB\).*%stage_dataset"
+    ):
+        sync(kernel, build_plan(project, sync_paths=["src"]), str(tmp_path / "remote"))
+    assert kernel.cells == kernel.files == []
+    assert not (tmp_path / "remote").exists()
+
+
+def test_a_file_that_rests_is_read_once_and_a_changed_one_again(project, monkeypatch):
+    for path in (project / "src").rglob("*.py"):
+        os.utime(path, (1, 1))
+    first = build_plan(project, sync_paths=["src"])
+    opened = []
+    plain = Path.open
+
+    def noted(self, *args, **kwargs):
+        opened.append(self.name)
+        return plain(self, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", noted)
+    assert build_plan(project, sync_paths=["src"]).files == first.files
+    assert not {"net.py", "fit.py"} & set(opened)
+    (project / "src/pkg/net.py").write_text("x = 5\n")  # of the same size
+    os.utime(project / "src/pkg/net.py", (1, 1))
+    changed = {f.path: f.sha256 for f in build_plan(project, sync_paths=["src"]).files}
+    assert changed["src/pkg/net.py"] != {f.path: f.sha256 for f in first.files}["src/pkg/net.py"]
+
+
+class Many:
+    """A project of thousands of files and a remote that has them."""
+
+    def __init__(self, project, tmp_path):
+        self.project, self.remote, self.kernel = (
+            project,
+            str(tmp_path / "remote"),
+            InProcessKernel(),
+        )
+        write(project, **{f"src/m/{n % 50}/f{n}.py": f"n = {n}\n" for n in range(1500)})
+
+    def sync(self):
+        self.kernel.cells.clear()
+        self.kernel.files.clear()
+        return sync(self.kernel, build_plan(self.project, sync_paths=["src"]), self.remote)
+
+    @property
+    def code_bytes(self):
+        return sum(map(len, self.kernel.cells))
+
+
+@pytest.fixture
+def many(project, tmp_path):
+    return Many(project, tmp_path)
+
+
+def test_of_thousands_of_files_only_the_changed_group_is_asked_about(many, project):
+    first = many.sync()
+    assert first.uploaded == first.files
+    assert many.sync().uploaded == 0
+    assert len(many.kernel.cells) == 1
+    unchanged = many.code_bytes
+    write(project, **{"src/m/7/f7.py": "n = 'edited'\n"})
+    third = many.sync()
+    assert (third.uploaded, len(many.kernel.cells)) == (1, 3)
+    assert many.code_bytes < 3 * unchanged + 20_000
+    assert many.kernel.files == []
+    assert many.sync().uploaded == 0
+    assert len(many.kernel.cells) == 1
+
+
+def test_a_blob_that_is_lost_among_thousands_is_sent_again(many, tmp_path):
+    report = many.sync()
+    digest = report.manifest["files"]["src/m/7/f7.py"][1]
+    (tmp_path / "remote/blobs" / digest[:2] / digest).unlink()
+    assert many.sync().uploaded == 1
+    assert (tmp_path / "remote/blobs" / digest[:2] / digest).read_text() == "n = 7\n"
+
+
+def test_a_call_with_the_manifest_of_thousands_travels_as_a_file(many):
+    report = many.sync()
+    client = AgentClient(many.kernel, many.remote)
+    many.kernel.cells.clear()
+    with pytest.raises(AgentError, match="not a run id"):
+        client.call(
+            "launch",
+            job={"run_id": "no/good"},
+            manifest={
+                "files": {
+                    **report.manifest["files"],
+                    **{f"more/{n}": [420, "0" * 64] for n in range(2000)},
+                }
+            },
+        )
+    assert max(map(len, many.kernel.cells)) < 60_000

@@ -1,0 +1,106 @@
+"""What `--resume` means: a run's last checkpoint on the remote, or a checkpoint file of this machine.
+
+It finds out and refuses; sending is `launch`'s. A file from here lies on the remote as in a run's folder
+of its own, with the rows and best weights that stand beside it, so that the history goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from kernel_tools.errors import InvalidArgumentError
+from kernel_tools.fetch import LISTING_SECONDS, sha256_of
+
+if TYPE_CHECKING:
+    from kernel_tools.run import Run
+
+# As `detector` keeps them: the newest checkpoint, and the one before, which takes over where it is torn.
+LAST: Final = ("weights/last.pt", "weights/last.previous.pt")
+# What a resume takes along from the folder that the checkpoint stands in.
+_BESIDE: Final = ("best.pt", "best.pt.sha256")
+_ROWS: Final = ("metrics.jsonl", "steps.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class ResumePoint:
+    """Where a training goes on from.
+
+    Attributes:
+        checkpoint: relative to the remote-dir, POSIX.
+        run_id: the run it is of; None for a file of this machine.
+        travels: files of this machine, by the path they are to have below the remote-dir.
+    """
+
+    checkpoint: str
+    run_id: str | None = None
+    travels: Mapping[str, Path] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, str]:
+        """Return the value of `job.json`'s `resume`."""
+        told = {"checkpoint": self.checkpoint}
+        return told if self.run_id is None else {**told, "run_id": self.run_id}
+
+
+def is_file(text: str) -> bool:
+    """True where `--resume` names a file or folder of this machine, and no run."""
+    path = Path(text).expanduser()
+    return path.suffix == ".pt" or len(path.parts) > 1 or (path.exists() and text not in {".", ""})
+
+
+def of_file(text: str | Path) -> ResumePoint:
+    """Return the point that a checkpoint file here, or a fetched run's folder, stands for.
+
+    Raises:
+        InvalidArgumentError: there is no checkpoint.
+    """
+    path = Path(text).expanduser()
+    if path.is_dir():
+        path = path / LAST[0]
+    digest = sha256_of(path)
+    if digest is None:
+        raise InvalidArgumentError(
+            f"there is no checkpoint {text} here.",
+            hint="--resume takes a run's id, or the path of its fetched weights/last.pt.",
+        )
+    home = f"checkpoints/{digest[:12]}"
+    travels = {f"{home}/weights/{path.name}": path}
+    for name in (f"{path.name}.sha256", *_BESIDE):
+        beside = path.with_name(name)
+        if beside.is_file():
+            travels[f"{home}/weights/{name}"] = beside
+    if path.parent.name == "weights":
+        travels |= {
+            f"{home}/{name}": path.parent.parent / name
+            for name in _ROWS
+            if (path.parent.parent / name).is_file()
+        }
+    return ResumePoint(f"{home}/weights/{path.name}", travels=travels)
+
+
+def of_run(run: Run) -> ResumePoint:
+    """Return the last checkpoint of a run on the same remote.
+
+    Raises:
+        InvalidArgumentError: it still goes on, or has left no checkpoint.
+    """
+    if not run.refresh().terminal:
+        raise InvalidArgumentError(
+            f"{run.id} still goes on ({run.state.value}), so it cannot be resumed.",
+            hint=f"%remote_stop {run.id} ends it with a checkpoint.",
+        )
+    listed = run.link.call(
+        "files",
+        remote_dir=run.record.remote_dir,
+        run_id=run.id,
+        patterns=list(LAST),
+        timeout_seconds=LISTING_SECONDS,
+    )["files"]
+    if not listed:
+        raise InvalidArgumentError(
+            f"{run.id} has left no weights/last.pt to resume from.",
+            hint="It ended before its first checkpoint; start it anew without --resume.",
+        )
+    return ResumePoint(f"runs/{run.id}/{LAST[0]}", run_id=run.id)

@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import io
 import os
-import pickle
 import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -135,7 +134,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         )
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, pickle.UnpicklingError) as error:
+    except Exception as error:
         raise CheckpointError(
             f"{path} is damaged or no checkpoint: {_first_line(error)}"
         ) from error

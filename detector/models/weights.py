@@ -6,16 +6,13 @@ the first value is copied. Which name is which stands in `layouts`.
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -79,16 +76,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
             state: dict[str, Tensor] = load_file(path)
             return state
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except (
-        SafetensorError,
-        pickle.UnpicklingError,
-        EOFError,
-        OSError,
-        RuntimeError,
-        zipfile.BadZipFile,
-        ValueError,
-        KeyError,
-    ) as error:
+    except Exception as error:
         reason = str(error).split(". ")[0].splitlines()[0] if str(error) else type(error).__name__
         raise WeightsError(
             f"{path} cannot be read as weights ({reason.rstrip('.')}): cut short, or not a tensor file."

@@ -232,7 +232,7 @@ def test_after_agent_and_watchdog_are_killed_one_contact_ends_the_rest(remote):
     wait_until(lambda: not processes.alive(agent["pid"], agent["start_time"]))
     document = remote.poll("buried")  # the only one
     assert (document["status"]["state"], document["agent_alive"]) == ("training", False)
-    wait_until(lambda: not remote.all_processes("buried"), 30)
+    wait_until(lambda: not remote.all_processes("buried"), 60)
     end = remote.status("buried")
     assert (end["state"], end["error"]["type"]) == ("failed", "AgentKilled")
     assert remote.text("buried", "train.log").count("run_ended=failed") == 1

@@ -20,6 +20,12 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStore]:
 
 
 @pytest.fixture
-def store(embedded: LocalStore) -> LocalStore:
-    """The store, in a bucket that nothing has made yet."""
-    return LocalStore(embedded.service, bucket=f"bucket-{next(_numbers)}")
+def store(embedded: LocalStore) -> Iterator[LocalStore]:
+    """The store, in a bucket that nothing has made yet; gone again, for a bucket holds volumes on disk."""
+    store = LocalStore(embedded.service, bucket=f"bucket-{next(_numbers)}")
+    yield store
+    client = store._client
+    if client.bucket_exists(store.bucket):
+        for found in client.list_objects(store.bucket, recursive=True):
+            client.remove_object(store.bucket, found.object_name)
+        client.remove_bucket(store.bucket)

@@ -1,6 +1,7 @@
 """A real jupyter_server with real ipykernels, at a base URL shaped like Kaggle's proxy.
 
-Every test that uses `server` runs against the newest and against the versions of Kaggle's image.
+Every test that uses `server` runs against the newest and, in the long series, against the versions of
+Kaggle's image.
 """
 
 from __future__ import annotations
@@ -113,7 +114,10 @@ def stop_server(process: subprocess.Popen, server: JupyterServer) -> None:
         process.wait(10)
 
 
-@pytest.fixture(scope="session", params=["newest", "kaggle"])
+# The versions of Kaggle's image belong to the long series: their environment is installed from PyPI first.
+@pytest.fixture(
+    scope="session", params=["newest", pytest.param("kaggle", marks=pytest.mark.campaign)]
+)
 def server(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[JupyterServer]:

@@ -58,6 +58,7 @@ def test_a_receipt_gives_the_same_weights_bit_for_bit(session):
     assert [place for place, tensor in one.items() if not torch.equal(tensor, other[place])] == []
 
 
+@pytest.mark.campaign
 def test_a_killed_rank_costs_an_attempt_and_the_run_completes(session):
     run = session.train(CONFIG, overrides=THREE, nproc_per_node=2, max_restarts=1)
     wait_for(lambda: (run.snapshot.figure("completed_epochs") or 0) >= 1, seconds=200)
@@ -80,6 +81,7 @@ def test_a_wrong_start_is_not_paid_for_twice(session):
     assert "not tried again" in run.snapshot.message
 
 
+@pytest.mark.campaign
 def test_a_stopped_run_is_resumed_by_its_id_alone(session):
     run = session.train(CONFIG, overrides=LONG, nproc_per_node=1)
     wait_for(lambda: (run.snapshot.figure("optimizer_steps") or 0) >= 2, seconds=120)
@@ -105,6 +107,7 @@ def test_a_stopped_run_is_resumed_by_its_id_alone(session):
     wait_for(lambda: not processes_of_run(again.id))
 
 
+@pytest.mark.campaign
 def test_a_checkpoint_of_this_machine_is_resumed(session):
     first = session.train(CONFIG, overrides=TINY, nproc_per_node=1)
     first.wait(300)

@@ -6,13 +6,13 @@ The files come from elsewhere, so that every number is checked before it is draw
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kernel_tools.errors import FetchError
+from kernel_tools.fetch import read_document
 
 FILES: Final = ("metrics.json", "pr_curve.json", "confusion.json")
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def read_evaluation(folder: Path, *, run_id: str) -> Evaluation:
     Raises:
         FetchError: one is absent or not what it should be.
     """
-    told, curves, confusion = (_document(folder / name) for name in FILES)
+    told, curves, confusion = (read_document(folder / name) for name in FILES)
     try:
         recall = tuple(float(value) for value in curves["recall"])
         classes = tuple(
@@ -138,13 +138,3 @@ def _class(entry: Mapping[str, Any], curves: Mapping[str, Any], points: int) -> 
         best_score=known(entry["best_score"]),
         precision=precision if max(precision, default=-1.0) > -1 else (),
     )
-
-
-def _document(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(document, dict):
-        raise FetchError(f"{path} is not a table of an evaluation.")
-    return document

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import fnmatch
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -163,3 +164,18 @@ def _fetch(
     finally:
         arriving.unlink(missing_ok=True)
     return Fetched(path, file.size_bytes, file.sha256)
+
+
+def read_document(path: Path) -> Mapping[str, Any]:
+    """Read a JSON table.
+
+    Raises:
+        FetchError: it is none.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise FetchError(f"{path} cannot be read: {error}.") from error
+    if not isinstance(document, dict):
+        raise FetchError(f"{path} is no table.")
+    return document

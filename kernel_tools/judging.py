@@ -6,7 +6,6 @@ file from this machine travels with the code.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -218,21 +217,6 @@ def references_of(
             )
         )
     return found
-
-
-def read_document(path: Path) -> Mapping[str, Any]:
-    """Read a JSON table.
-
-    Raises:
-        FetchError: it is none.
-    """
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise FetchError(f"{path} cannot be read: {error}.") from error
-    if not isinstance(document, dict):
-        raise FetchError(f"{path} is no table.")
-    return document
 
 
 def _is_here(checkpoint: str) -> bool:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_tools.errors import FetchError, RunFailed
-from kernel_tools.fetch import BringsFiles, Fetched, fetch_files
+from kernel_tools.fetch import BringsFiles, Fetched, fetch_files, read_document
 from kernel_tools.mirror import RunMirror
 from kernel_tools.redact import redact
 from kernel_tools.registry import RunRecord
@@ -209,7 +209,6 @@ class Run:
         Raises:
             FetchError: the run goes on, or left none.
         """
-        from kernel_tools.judging import read_document
         from kernel_tools.receipt import Receipt
 
         path = self._mirror.folder / "receipt.json"
@@ -265,8 +264,6 @@ class Run:
         Raises:
             FetchError: there is none, or it is no JSON.
         """
-        from kernel_tools.judging import read_document
-
         return read_document(self.bring(path))
 
     def export(

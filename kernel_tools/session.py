@@ -355,9 +355,7 @@ class Session:
             settings=self.settings(),
         )
         request = replace(request, resume=point)
-        if dry_run:
-            return plan_launch(request, project_dir=self.project_dir)
-        return self._launch(request, connection or self.connection(on), report)
+        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
 
     def run_again(
         self,
@@ -441,9 +439,7 @@ class Session:
             references=[self._reference(ref) for ref in datasets],
             status_dir=status_dir,
         )
-        if dry_run:
-            return plan_launch(request, project_dir=self.project_dir)
-        return self._launch(request, self.connection(on), report)
+        return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
 
     def run_command(
         self,
@@ -471,9 +467,7 @@ class Session:
             references=[self._reference(ref) for ref in datasets],
             status_dir=status_dir,
         )
-        if dry_run:
-            return plan_launch(request, project_dir=self.project_dir)
-        return self._launch(request, self.connection(on), report)
+        return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
 
     def evaluate(
         self,
@@ -637,6 +631,20 @@ class Session:
 
     # Inside ----------------------------------------------------------------------------------
 
+    def _carry_out(
+        self,
+        request: LaunchRequest,
+        connection: Connection | None,
+        *,
+        dry_run: bool,
+        on: str | None,
+        report: Report,
+    ) -> Run | LaunchPlan:
+        """Launch, or only plan, which needs no connection; without one it is the one that `on` names."""
+        if dry_run:
+            return plan_launch(request, project_dir=self.project_dir)
+        return self._launch(request, connection or self.connection(on), report)
+
     def _launch(self, request: LaunchRequest, connection: Connection, report: Report) -> Run:
         store = self._store(connection.name) if request.references else None
         run = launch(
@@ -678,9 +686,7 @@ class Session:
             source, references=references, again=again,
             project_dir=self.project_dir, settings=self.settings(),
         )  # fmt: skip
-        if dry_run:
-            return plan_launch(request, project_dir=self.project_dir)
-        return self._launch(request, connection or self.connection(on), report)
+        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
 
     def _calibration(self, named: str, on: str | None) -> Path:
         """Return the file here that is meant: by its path, or as what a run left."""
@@ -716,12 +722,9 @@ class Session:
         return held[0] if held else self.connection(on)
 
     def _inputs_again(self, run: Run, connection: Connection | None) -> list[DatasetReference]:
-        from kernel_tools.datasets.reference import DatasetRegistry
-
         if connection is None or not run.document("job.json").get("inputs"):
             return []
-        known = tuple(DatasetRegistry(self.project_dir).load().values())
-        return inputs_of(run, known, self._store(connection.name))
+        return inputs_of(run, self._known_references(), self._store(connection.name))
 
     def _resume_point(
         self, resume: str | None, on: str | None
@@ -739,10 +742,12 @@ class Session:
     def _references_of(
         self, inputs: Sequence[Mapping[str, Any]], on: str | None
     ) -> list[DatasetReference]:
+        return references_of(inputs, self._known_references(), self._store(on))
+
+    def _known_references(self) -> tuple[DatasetReference, ...]:
         from kernel_tools.datasets.reference import DatasetRegistry
 
-        known = tuple(DatasetRegistry(self.project_dir).load().values())
-        return references_of(inputs, known, self._store(on))
+        return tuple(DatasetRegistry(self.project_dir).load().values())
 
     def _adopt(self, run: Run) -> Run:
         previous = self._runs.get(run.id)

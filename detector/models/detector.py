@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from detector.boxes import cxcywh_to_xyxy, full
 from detector.models.attention import DeformableAttention, SelfAttention
-from detector.models.blocks import ConvNorm, freeze_norms, to_tokens
+from detector.models.blocks import ConvNorm, to_tokens
 from detector.models.decoder import LQE, Decoded, Decoder, Gate, QuerySelection
 from detector.models.denoising import Denoising
 from detector.models.encoder import HybridEncoder
@@ -171,17 +171,6 @@ class Detector(nn.Module):
             0 if noised is None else noised.groups,
             self.spec,
         )
-
-    def freeze(self, *, stem: bool = False, norms: bool = False) -> None:
-        """Hold the backbone's stem, or all of its batch norms, fixed from now on.
-
-        Call it after loading weights and before wrapping the model in DDP, which then does without
-        their gradients.
-        """
-        if stem:
-            self.backbone.stem.requires_grad_(False)
-        if norms:
-            freeze_norms(self.backbone)
 
 
 def _backbone(spec: DetectorSpec) -> HGNetV2 | ResNet:

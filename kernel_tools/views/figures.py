@@ -6,7 +6,6 @@ and dark themes alike; colours are Okabe and Ito's, and nothing is told apart by
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import FetchError
 from kernel_tools.state import RunSnapshot
-from kernel_tools.views import markup
+from kernel_tools.views.bundles import picture_bundle, wanted
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,18 +58,8 @@ class Figure:
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, Any]:
-        image = base64.b64encode(self.png).decode("ascii")
-        bundle = {
-            "text/plain": repr(self),
-            "image/png": image,
-            "text/html": f'<img alt="{markup.text(self.alt)}" style="max-width:100%;height:auto"'
-            f' src="data:image/png;base64,{image}">',
-        }
-        return {
-            kind: body
-            for kind, body in bundle.items()
-            if (not include or kind in include) and kind not in (exclude or ())
-        }
+        bundle = picture_bundle(self.png, "image/png", alt=self.alt, plain=repr(self))
+        return wanted(bundle, include, exclude)
 
 
 def plot_metrics(snapshot: RunSnapshot) -> Figure:

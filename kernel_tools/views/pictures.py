@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any, Final
 
 from kernel_tools.errors import FetchError
 from kernel_tools.redact import redact
-from kernel_tools.views import markup
+from kernel_tools.views.bundles import picture_bundle, wanted
 
 # As wide as a page shows it; a notebook that holds eight of them stays below 3 MB.
 WIDEST: Final = 1320
@@ -38,18 +37,8 @@ class Picture:
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, Any]:
-        image = base64.b64encode(self.jpeg).decode("ascii")
-        bundle = {
-            "text/plain": repr(self),
-            "image/jpeg": image,
-            "text/html": f'<img alt="{markup.text(self.alt)}" style="max-width:100%;height:auto"'
-            f' src="data:image/jpeg;base64,{image}">',
-        }
-        return {
-            kind: body
-            for kind, body in bundle.items()
-            if (not include or kind in include) and kind not in (exclude or ())
-        }
+        bundle = picture_bundle(self.jpeg, "image/jpeg", alt=self.alt, plain=repr(self))
+        return wanted(bundle, include, exclude)
 
 
 def read_picture(path: Path) -> Picture:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 from kernel_tools.redact import redact
 from kernel_tools.state import RunSnapshot
 from kernel_tools.views import facts, markup
+from kernel_tools.views.bundles import wanted
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
@@ -43,11 +44,7 @@ class View:
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, str]:
         bundle = {"text/plain": redact(self.plain()), "text/html": self.html()}
-        return {
-            kind: body
-            for kind, body in bundle.items()
-            if (not include or kind in include) and kind not in (exclude or ())
-        }
+        return wanted(bundle, include, exclude)
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from detector.config import ModelConfig
+from detector.freezing import hold_fixed
 from detector.models.deploy import deployed
 from detector.models.detector import Detector, build_detector
 
@@ -55,7 +57,8 @@ def test_folding_leaves_the_given_detector_as_it_was() -> None:
 
 def test_frozen_norms_fold_too() -> None:
     detector = trained("dfine_n")
-    detector.freeze(stem=True, norms=True)
+    hold_fixed(detector, ModelConfig(freeze="stem"))
+    hold_fixed(detector, ModelConfig(freeze="backbone_norms"))
     pictures = torch.rand(1, 3, 64, 64, dtype=torch.float64)
     with torch.no_grad():
         expected, found = detector(pictures).final, deployed(detector)(pictures).final

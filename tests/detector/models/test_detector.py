@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from detector.config import ModelConfig
+from detector.freezing import hold_fixed
 from detector.losses import Criterion
 from detector.models.denoising import Denoising
 from detector.models.detector import build_detector, postprocess
@@ -215,7 +217,8 @@ def test_denoising_positives_stay_near_and_a_quarter_of_labels_flip() -> None:
 def test_frozen_norms_keep_their_statistics_and_their_state_names() -> None:
     detector = build_detector("dfine_n", num_classes=2)
     names = list(detector.state_dict())
-    detector.freeze(stem=True, norms=True)
+    hold_fixed(detector, ModelConfig(freeze="stem"))
+    hold_fixed(detector, ModelConfig(freeze="backbone_norms"))
     detector.train()
     before = {key: value.clone() for key, value in detector.backbone.state_dict().items()}
     detector(torch.rand(2, 3, 64, 64))
@@ -228,7 +231,7 @@ def test_frozen_norms_keep_their_statistics_and_their_state_names() -> None:
 
 def test_frozen_norms_stay_frozen_where_the_others_are_synchronised_over_ranks() -> None:
     detector = build_detector("dfine_n", num_classes=2)
-    detector.freeze(norms=True)
+    hold_fixed(detector, ModelConfig(freeze="backbone_norms"))
     synchronize_norms(detector)
     assert not any(isinstance(part, nn.SyncBatchNorm) for part in detector.backbone.modules())
     assert isinstance(detector.encoder.input_proj[0].norm, nn.SyncBatchNorm)

@@ -220,7 +220,6 @@ def onnx_file(
     checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[..., tuple[Path, Path]]:
     """Weights and the ONNX file made of them, once for all tests."""
-    pytest.importorskip("onnx")
     folder = tmp_path_factory.mktemp("onnx")
 
     def make(name: str, classes: int, size: tuple[int, int], **options: Any) -> tuple[Path, Path]:
@@ -236,8 +235,9 @@ def onnx_file(
 
 
 def run(path: Path, images: np.ndarray, sizes: list[tuple[int, int]]) -> list[Detections]:
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     feed = {"images": images, "orig_target_sizes": np.array(sizes, np.int64)}
     labels, boxes, scores = session.run(["labels", "boxes", "scores"], feed)
     return [Detections(*one) for one in zip(labels, boxes, scores, strict=True)]
@@ -326,8 +326,9 @@ def test_onnx_finds_in_photographs_what_the_network_finds(
 def test_an_onnx_file_says_what_it_takes_gives_and_is(
     onnx_file: Callable[..., tuple[Path, Path]],
 ) -> None:
+    import onnx
+
     _, path = onnx_file("hgnetv2_n", 3, (256, 384))
-    onnx = pytest.importorskip("onnx")
     model = onnx.load(path)
     assert [one.version for one in model.opset_import if one.domain == ""] == [17]
 
@@ -362,9 +363,9 @@ def test_a_file_that_computes_something_else_is_not_written(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    pytest.importorskip("onnxruntime")
+    import onnx
+
     weights, other = onnx_file("hgnetv2_n", 3, (256, 384))
-    onnx = pytest.importorskip("onnx")
     model = onnx.load(other)
     (bias,) = (one for one in model.graph.initializer if one.name.endswith("score_heads.2.bias"))
     moved = onnx.numpy_helper.to_array(bias) + np.float32(0.01)

@@ -16,7 +16,6 @@ import pytest
 
 from detector.hub import HubError, HubReference, fetch
 
-pytest.importorskip("huggingface_hub")
 pytestmark = pytest.mark.slow  # each question is a process of its own
 
 ROOT = Path(__file__).resolve().parents[2]

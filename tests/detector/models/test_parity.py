@@ -56,7 +56,6 @@ def pair(
     freeze_norm: bool | None = None,
 ) -> tuple[nn.Module, Detector]:
     """transformers' perturbed model and ours with its weights, which went through a file."""
-    pytest.importorskip("transformers")
     from tests.detector.models.reference import CONSTANTS, build_reference, perturb, settle
 
     torch.manual_seed(seed)

@@ -68,7 +68,6 @@ def test_round_trip_is_bit_for_bit(name: str, layout: Layout, tmp_path: Path) ->
 
 @pytest.mark.parametrize("name", ["dfine_n", "dfine_x", "rtdetrv2_r18", "rtdetrv2_r50"])
 def test_v5_names_are_exactly_those_of_transformers(name: str) -> None:
-    pytest.importorskip("transformers")
     with torch.device("meta"):
         theirs = build_reference(name, num_classes=4, num_queries=10).state_dict()
         ours = export_state(build_detector(name, num_classes=4), "v5")
@@ -80,9 +79,10 @@ def test_v5_names_are_exactly_those_of_transformers(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_hub_names_become_the_v5_names_by_transformers_own_rules(name: str) -> None:
-    conversion = pytest.importorskip("transformers.conversion_mapping")
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
     built = detector(name)
-    rules = conversion.get_checkpoint_conversion_mapping("d_fine" if built.spec.fdr else "rt_detr")
+    rules = get_checkpoint_conversion_mapping("d_fine" if built.spec.fdr else "rt_detr")
     renamed = set()
     for key in export_state(built, "hub"):
         moved = key

@@ -201,7 +201,6 @@ def context(run_dir: Path, first_step: int = 0) -> SinkContext:
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_tensorboard_gets_the_rows_and_after_a_resume_none_twice(tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     sink = TensorBoardSink(context(tmp_path))

@@ -241,16 +241,19 @@ class HeldKernel:
             return
         for wait in backoff_seconds():
             left = deadline - time.monotonic()
-            with contextlib.suppress(KernelConnectionError, LateError):
-                if within(max(CHECK_SECONDS, left), self.state) != "busy":
-                    break
-                if left <= wait:
-                    raise KernelTimeoutError(
-                        f"{self.description} is busy with a cell, so nothing more was sent."
-                    )
-                time.sleep(wait)
-                continue
-            break
+            try:
+                state = within(max(CHECK_SECONDS, left), self.state)
+            except LateError:
+                state = "busy"  # as far as anyone can tell
+            except KernelConnectionError:
+                break  # opening the line tells what is wrong
+            if state != "busy":
+                break
+            if deadline - time.monotonic() <= wait:
+                raise KernelTimeoutError(
+                    f"{self.description} is busy with a cell, so nothing more was sent."
+                )
+            time.sleep(wait)
         self._unanswered = False
 
     def _open_line(self, deadline: float) -> Line:

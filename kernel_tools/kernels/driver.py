@@ -62,6 +62,12 @@ class Line(CommLine, Protocol):
     ) -> CellResult:
         """Run a cell; `on_output` is told what it prints and shows, as it comes."""
 
+    def await_turn(self, timeout_seconds: float) -> None:
+        """Wait until the kernel comes to what is sent now, behind all that was sent before.
+
+        Asked again after a CellTimeoutError, the same question is still open: nothing piles up there.
+        """
+
     def is_alive(self) -> bool:
         """Read away what came since the last call; false when it is closed."""
 

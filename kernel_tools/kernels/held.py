@@ -64,6 +64,8 @@ class HeldKernel:
         self._turns = threading.RLock()
         self._closed = False
         self._unanswered = False  # a cell of ours may still run there
+        self._asked_line: Line | None = None  # where its end was asked for, and since when
+        self._asked_at = 0.0
         self.notice = notice
 
     @property
@@ -250,11 +252,28 @@ class HeldKernel:
             if state != "busy":
                 break
             if deadline - time.monotonic() <= wait:
-                raise KernelTimeoutError(
-                    f"{self.description} is busy with a cell, so nothing more was sent."
-                )
+                raise self._busy_error()
             time.sleep(wait)
-        self._unanswered = False
+        # Older servers say "idle" of a kernel whose control channel answered, whatever its cells do.
+        line = self._open_line(deadline)
+        if self._asked_line is not line:
+            self._asked_line, self._asked_at = line, time.monotonic()
+        with self._losing_the_line("the last cell"):
+            try:
+                line.await_turn(max(0.01, deadline - time.monotonic()))
+            except CellTimeoutError:
+                # The question stays open with its line, unless that has been silent for too long.
+                if time.monotonic() - self._asked_at > self._patience.answer:
+                    self._drop_line()
+            else:
+                self._unanswered, self._asked_line = False, None
+        if self._unanswered:
+            raise self._busy_error()
+
+    def _busy_error(self) -> KernelTimeoutError:
+        return KernelTimeoutError(
+            f"{self.description} is busy with a cell, so nothing more was sent."
+        )
 
     def _open_line(self, deadline: float) -> Line:
         """Return a line that was alive just now, opening it with retries if need be."""

@@ -98,14 +98,26 @@ class ClientLine:
 
     def __init__(self, client: KernelWebSocketClient) -> None:
         self._client = client
+        self._asked: str | None = None  # the question that waits for its turn
 
     def is_alive(self) -> bool:
         """Throw away what came since the last call; false when closed."""
         if not self._client.channels_running or self._is_shut():
             return False
         for channel in (self._client.iopub_channel, self._client.shell_channel):
-            channel.get_msgs()
+            for message in channel.get_msgs():
+                self._note(message)
         return bool(self._client.channels_running)
+
+    def await_turn(self, timeout_seconds: float) -> None:
+        """Wait for the answer to a question that runs nothing."""
+        deadline = time.monotonic() + timeout_seconds
+        if self._asked is None:
+            message = self._client.session.msg("kernel_info_request", {})
+            self._asked = message["header"]["msg_id"]
+            self._client.shell_channel.send(message)
+        while self._asked is not None:
+            self._note(self._next(self._client.iopub_channel, deadline))
 
     def execute(
         self, code: str, timeout_seconds: float, on_output: OnOutput | None = None
@@ -179,6 +191,10 @@ class ClientLine:
             return False
         except OSError:
             return True
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if message["parent_header"].get("msg_id") == self._asked:
+            self._asked = None
 
     def _next(self, channel: WSChannel, deadline: float) -> Mapping[str, Any]:
         while True:

@@ -99,7 +99,8 @@ def _start(kind: type[K], driver: ServerDriver, kernel_name: str) -> K:
 def _borrow(
     kind: type[K], driver: ServerDriver, refusal: KernelError, rows: tuple[KernelRow, ...]
 ) -> K:
-    idle = [row for row in rows if row.state == "idle"]
+    # Older servers leave "starting" on kernels that have long been idle.
+    idle = [row for row in rows if row.state in {"idle", "starting"}]
     if len(idle) != 1:
         there = ", ".join(f"{row.id} ({row.state})" for row in rows) or "none"
         raise KernelAuthError(

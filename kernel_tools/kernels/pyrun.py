@@ -68,6 +68,7 @@ class PyrunLine:
         self._socket = socket
         self._answer_seconds = answer_seconds
         self._session = uuid.uuid4().hex
+        self._asked: str | None = None  # the question that waits for its turn
 
     def is_alive(self) -> bool:
         """Read away what came since the last call (pings are answered by that); false when closed."""
@@ -80,13 +81,23 @@ class PyrunLine:
         try:
             line.settimeout(0.001)
             while time.monotonic() < deadline:
-                if not line.recv():
+                text = line.recv()
+                if not text:
                     return False
+                self._note(_decoded(self._socket, text))
         except websocket.WebSocketTimeoutException:
             return True
         except (websocket.WebSocketException, OSError):
             return False
         return True
+
+    def await_turn(self, timeout_seconds: float) -> None:
+        """Wait for the answer to a question that runs nothing."""
+        deadline = time.monotonic() + timeout_seconds
+        if self._asked is None:
+            self._asked = self._send("kernel_info_request", {})
+        while self._asked is not None:
+            self._note(self._next(deadline))
 
     def execute(
         self, code: str, timeout_seconds: float, on_output: OnOutput | None = None
@@ -112,9 +123,13 @@ class PyrunLine:
         self, kind: str, content: Mapping[str, Any], buffers: Sequence[bytes] = ()
     ) -> None:
         """Send a comm message on the shell channel."""
+        self._send(kind, content, buffers)
+
+    def _send(self, kind: str, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> str:
+        name = uuid.uuid4().hex
         message = {
             "header": {
-                "msg_id": uuid.uuid4().hex,
+                "msg_id": name,
                 "msg_type": kind,
                 "username": "kernel_tools",
                 "session": self._session,
@@ -132,29 +147,38 @@ class PyrunLine:
             line.send_binary(self._socket.serialize_binary_message(message, list(buffers)))
         else:
             line.send(json.dumps(message))
+        return name
 
     def receive_comm(self, timeout_seconds: float) -> CommMessage:
         """Return the next comm message."""
-        import websocket
-
         deadline = time.monotonic() + timeout_seconds
-        line = self._opened()
         while True:
-            line.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                text = line.recv()
-            except websocket.WebSocketTimeoutException:
-                raise CellTimeoutError from None
-            message = _decoded(self._socket, text)
-            output_of(message, None)
+            message = self._next(deadline)
             kind = message["header"]["msg_type"]
             if kind in {"comm_msg", "comm_close"}:
                 content = message["content"]
                 return CommMessage(
                     kind, content["comm_id"], content["data"], message.get("buffers", ())
                 )
-            if time.monotonic() > deadline:
-                raise CellTimeoutError
+
+    def _next(self, deadline: float) -> Mapping[str, Any]:
+        import websocket
+
+        line = self._opened()
+        if time.monotonic() > deadline:
+            raise CellTimeoutError
+        line.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            text = line.recv()
+        except websocket.WebSocketTimeoutException:
+            raise CellTimeoutError from None
+        message = _decoded(self._socket, text)
+        output_of(message, None)
+        return message
+
+    def _note(self, message: Mapping[str, Any]) -> None:
+        if message["parent_header"].get("msg_id") == self._asked:
+            self._asked = None
 
     def _opened(self) -> WebSocket:
         if self._socket.ws is None:

@@ -47,6 +47,7 @@ class Runtime:
     device: torch.device = CPU
     backend: str | None = None  # of the gradients: gloo, nccl, or None for one rank
     control_group: Any = None  # gloo, for everything that is not a gradient
+    local_world_size: int = 1  # ranks on this machine
 
     @property
     def distributed(self) -> bool:
@@ -202,7 +203,8 @@ def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     device = _choose_device(config.device, local_rank)
-    set_threads(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    set_threads(local_world_size)
     if world_size == 1:
         yield Runtime(device=device)
         return
@@ -214,7 +216,9 @@ def start_runtime(config: RuntimeConfig) -> Iterator[Runtime]:
     else:
         dist.init_process_group("gloo", timeout=timeout)
         control = None
-    runtime = Runtime(rank, local_rank, world_size, device, dist.get_backend(), control)
+    runtime = Runtime(
+        rank, local_rank, world_size, device, dist.get_backend(), control, local_world_size
+    )
     _refuse_shared_cards(runtime)
     yield runtime
     dist.destroy_process_group()

@@ -46,7 +46,8 @@ class DataConfig:
     train_samples: int | None = None  # at most so many training pictures
     eval_samples: int | None = None
     seed: int = 0  # of a set or a split that is drawn; the order of pictures follows runtime.seed
-    workers: int = 0  # loader processes a rank; 0 = in the training process
+    # loader processes a rank; 0 = in the training process; null = as many as there are cores for, on a GPU
+    workers: int | None = None
     cache: Literal["auto", "ram", "none"] = "auto"  # decoded pictures; auto = where they fit
     horizontal_flip: float = 0.5  # probability
     vertical_flip: float = 0.0  # probability, for pictures without an up

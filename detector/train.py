@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from detector.config import Config
 from detector.data.index import build_index, check_same_classes
 from detector.data.loader import TrainLoader
+from detector.data.workers import with_workers
 from detector.files import keep_going
 from detector.listeners import open_listeners
 from detector.losses import Criterion
@@ -77,7 +78,12 @@ def train(
     index = build_index(config.data, "train")
     loader = TrainLoader(
         index,
-        config=config.data,
+        config=with_workers(
+            config.data,
+            pictures=solver.batch_size // runtime.world_size,
+            device=runtime.device.type,
+            local_ranks=runtime.local_world_size,
+        ),
         global_batch=solver.batch_size,
         rank=runtime.rank,
         world_size=runtime.world_size,

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from detector.config import Config
 from detector.data.index import DataIndex, build_index
 from detector.data.loader import Batch, EvalLoader
+from detector.data.workers import with_workers
 from detector.evaluate import EvalResult, Evaluator
 from detector.models.detector import postprocess
 from detector.runtime import Runtime, amp_dtype
@@ -45,7 +46,12 @@ class Validator:
         self._predictions = config.evaluation.predictions
         self._loader = EvalLoader(
             self.index,
-            config=config.data,
+            config=with_workers(
+                config.data,
+                pictures=config.evaluation.batch_size,
+                device=runtime.device.type,
+                local_ranks=runtime.local_world_size,
+            ),
             batch_size=config.evaluation.batch_size,
             rank=runtime.rank,
             world_size=runtime.world_size,

@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from detector.data.augment import Augmentation, Schedule, mosaic_side, training_side
 from detector.data.index import DataError, DataIndex
 from detector.data.samples import EVALUATION, ORDER, Batch, Key, Samples, Unreadable
+from detector.data.workers import PREFETCH
 
 if TYPE_CHECKING:
     from detector.config import DataConfig
@@ -88,9 +89,11 @@ class TrainLoader:
                 size=config.image_size,
                 seed=seed,
                 schedule=self.schedule,
-                cache=_cache_fits(index, config, world_size, self.schedule.full),
+                cache=_cache_fits(
+                    index, config, world_size * max(1, config.workers or 0), self.schedule.full
+                ),
             ),
-            workers=config.workers,
+            workers=config.workers or 0,
         )
 
     @property
@@ -166,9 +169,11 @@ class EvalLoader:
         )
         self._source = _Source(
             Samples(
-                index, size=config.image_size, cache=_cache_fits(index, config, world_size, None)
+                index,
+                size=config.image_size,
+                cache=_cache_fits(index, config, world_size * max(1, config.workers or 0), None),
             ),
-            workers=config.workers,
+            workers=config.workers or 0,
         )
 
     def __len__(self) -> int:
@@ -224,7 +229,7 @@ class _Source:
                 collate_fn=self.samples.batch,
                 num_workers=self.workers,
                 persistent_workers=True,
-                prefetch_factor=4,
+                prefetch_factor=PREFETCH,
                 pin_memory=torch.cuda.is_available(),
                 multiprocessing_context=_process_context(),
                 worker_init_fn=_single_threaded,
@@ -256,7 +261,7 @@ def _single_threaded(worker: int) -> None:  # noqa: ARG001
 
 
 def _cache_fits(
-    index: DataIndex, config: DataConfig, world_size: int, augmentation: Augmentation | None
+    index: DataIndex, config: DataConfig, copies: int, augmentation: Augmentation | None
 ) -> bool:
     """True where all pictures, as large as they are decoded, fit into memory (or must be kept)."""
     if config.cache != "auto":
@@ -271,5 +276,4 @@ def _cache_fits(
     for position, area in enumerate(index.sizes.prod(1).tolist()):
         reductions = {index.reduction(position, side) for side in sides} or {1}
         pixels += sum(area / reduction**2 for reduction in reductions)
-    copies = max(1, config.workers) * world_size
     return pixels * 3 * copies <= CACHE_BYTES

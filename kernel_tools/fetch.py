@@ -1,11 +1,12 @@
-"""Bring files of a run here over the kernel: each verified by SHA-256, whole or not at all.
+"""Bring files of a run here, from its machine or the store: each verified by SHA-256, whole or not at all.
 
-A file that is here already with the right hash does not travel again.
+A file that is here already with the right hash does not travel again; one that was cut off goes on.
 """
 
 from __future__ import annotations
 
 import fnmatch
+import glob
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -46,7 +47,7 @@ class BringsFiles(Protocol):
         """Call a function of the agent's API."""
 
     def get_file(self, remote_path: str, destination: Path) -> None:
-        """Bring one file here."""
+        """Bring one file here; what is left at `destination` of an earlier call may be gone on from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,14 +156,16 @@ def _fetch(
     if on_file is not None:
         on_file(file.path, file.size_bytes)
     path.parent.mkdir(parents=True, exist_ok=True)
-    arriving = path.with_name(f".{path.name}.arriving")
-    try:
-        link.get_file(f"{run_dir}/{file.path}", arriving)
-        if sha256_of(arriving) != file.sha256:
-            return None
-        arriving.replace(path)
-    finally:
+    # Named by its hash: what an earlier call left of the same content is gone on from.
+    arriving = path.with_name(f".{path.name}.{file.sha256[:12]}.arriving")
+    for stale in path.parent.glob(f".{glob.escape(path.name)}.*.arriving"):
+        if stale != arriving:
+            stale.unlink(missing_ok=True)
+    link.get_file(f"{run_dir}/{file.path}", arriving)
+    if sha256_of(arriving) != file.sha256:
         arriving.unlink(missing_ok=True)
+        return None
+    arriving.replace(path)
     return Fetched(path, file.size_bytes, file.sha256)
 
 

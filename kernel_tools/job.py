@@ -59,6 +59,8 @@ class JobSpec:
     datasets_dir: str | None = None
     status_dir: str | None = None  # where another trainer writes its status, in the work folder
     source: Mapping[str, Any] | None = None  # where the project stood in git
+    push: Mapping[str, Any] | None = None  # when files go to the store; None: never
+    checkpoint_bytes: int = 0  # what the checkpoints will take on the remote's disk
 
     def to_json(self) -> dict[str, Any]:
         """Return the content of `job.json`."""

@@ -25,11 +25,13 @@ from kernel_tools.job import (
     parse_processes,
 )
 from kernel_tools.mirror import RunMirror
+from kernel_tools.pushing import PushPolicy, checkpoint_bytes, life_seconds, sign_targets
 from kernel_tools.redact import register_secret
 from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
 from kernel_tools.settings import Settings
 from kernel_tools.source import source_state
+from kernel_tools.stores.base import HUB
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
@@ -39,6 +41,9 @@ if TYPE_CHECKING:
     from kernel_tools.sync import SyncPlan
 
 Report = Callable[[str], None]
+
+# Of one size: the last and the one before it; best and epochs hold less.
+KEPT_CHECKPOINTS: Final = 4
 
 # Variables whose value is shown nowhere; the others are paths and numbers.
 _CREDENTIAL: Final = re.compile(r"TOKEN|SECRET|PASSWORD|PASSPHRASE|CREDENTIAL|API_?KEY|ACCESS_?KEY")
@@ -60,6 +65,8 @@ class LaunchOptions:
         sync_paths, exclude, allow_large: what travels beside the default (see `sync`).
         timeout, max_hours, stall_minutes: limits that the agent enforces.
         max_restarts: how often a trainer that crashed is started again, from its last checkpoint.
+        push: whether its files go to the store; None: where a store is configured, or data comes from one.
+        push_epochs, push_minutes: how often, besides at every best and at the end.
         name: part of the run id (default: the configuration's name).
     """
 
@@ -74,6 +81,9 @@ class LaunchOptions:
     max_hours: float | None = None
     stall_minutes: float = 30.0
     max_restarts: int = 0
+    push: bool | None = None
+    push_epochs: int = 1
+    push_minutes: float = 10.0
     name: str | None = None
 
     @classmethod
@@ -100,6 +110,11 @@ class LaunchOptions:
                 f"max_restarts is {self.max_restarts}; it must be a whole number from 0."
             )
         self.limits()
+        self.push_policy()
+
+    def push_policy(self) -> PushPolicy:
+        """Return when files go to the store, checked."""
+        return PushPolicy(self.push_epochs, self.push_minutes)
 
     def limits(self) -> Limits:
         """Return the limits, checked."""
@@ -122,6 +137,7 @@ class LaunchRequest:
     status_dir: str | None = None
     resume: ResumePoint | None = None
     name: str = "run"
+    checkpoint_bytes: int = 0  # about how large one will be
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +196,9 @@ def detector_request(
     overrides = check_overrides(overrides)
     if references and not any(o.startswith("data.root=") for o in overrides):
         overrides = (f"data.root={references[0].expected_root}", *overrides)
-    remote_config, own_file, environment = _check_config(config, overrides, project_dir, settings)
+    remote_config, own_file, environment, network = _check_config(
+        config, overrides, project_dir, settings
+    )
     argv = ["-m", "detector", command, "--config", remote_config]
     for override in overrides:
         argv += ["--set", override]
@@ -192,6 +210,7 @@ def detector_request(
         extra_files={**({} if own_file is None else {remote_config: own_file}), **(files or {})},
         secret_environment=environment,
         name=options.name or remote_config.removeprefix("configs/").rpartition(".")[0],
+        checkpoint_bytes=checkpoint_bytes(network) if command == "train" else 0,
     )
 
 
@@ -210,9 +229,21 @@ def launch(
     store: ObjectStore | None,
     registry: Registry,
     project_dir: Path,
+    push_to: ObjectStore | None = None,
+    hub: Callable[[str], ObjectStore] | None = None,
     report: Report = silent,
 ) -> Run:
     """Sync, send secrets, launch; return the run, not yet watched.
+
+    Args:
+        request: what is to run.
+        connection: where.
+        store: that the data comes from.
+        registry: where the run is remembered.
+        project_dir: whose code travels.
+        push_to: the store that its files go to; None: they stay on the remote until they are fetched.
+        hub: opens a repository of the hub, for data sets that are in one.
+        report: is handed each line worth printing.
 
     Raises:
         SyncError, StoreError, KernelError, AgentError: what the name says.
@@ -223,9 +254,23 @@ def launch(
     inputs: list[Mapping[str, Any]] = []
     urls: dict[str, str] = {}
     for reference in request.references:
-        described, presigned = inputs_for(reference, store=store)
+        its_store = hub(reference.bucket) if hub and reference.store == HUB else store
+        described, presigned = inputs_for(reference, store=its_store)
         inputs.append(described)
         urls.update(presigned)
+    if request.resume is not None:
+        for one, url in request.resume.inputs:
+            inputs.append(one)
+            urls[one["object"]] = url
+    drafted = _job(request, inputs, pushes=push_to is not None)
+    targets = None
+    if push_to is not None:
+        targets = sign_targets(
+            push_to,
+            drafted.run_id,
+            expires_seconds=life_seconds(request.options.max_hours),
+            largest_bytes=request.checkpoint_bytes,
+        )
     synced = connection.sync(plan)
     for line in (*synced.lines(), *synced.warnings):
         report(line)
@@ -235,13 +280,13 @@ def launch(
     }  # fmt: skip
     source = source_state(project_dir)
     job = dataclasses.replace(
-        _job(request, inputs), sync=figures, source=None if source is None else source.to_json()
+        drafted, sync=figures, source=None if source is None else source.to_json()
     )
     if request.resume is not None:
         for path, file in request.resume.travels.items():
             report(f"checkpoint_sent={path} size_mb={file.stat().st_size / 1e6:.2f}")
             connection.kernel.put_file(file, f"{connection.remote_dir}/{path}")
-    secrets_file = _send_secrets(connection, job.run_id, urls, request.secret_environment)
+    secrets_file = _send_secrets(connection, job.run_id, urls, request.secret_environment, targets)
     record = RunRecord(
         run_id=job.run_id,
         name=job.name,
@@ -252,6 +297,7 @@ def launch(
         sync=figures,
         argv=job.argv,
         artifacts=job.artifacts,
+        inputs=tuple(str(one["object"]) for one in inputs),
         images_root=request.references[0].source_path
         if request.references
         else request.images_root,
@@ -269,11 +315,14 @@ def launch(
     return Run(record, link=connection, mirror=RunMirror(registry.folder(job.run_id)))
 
 
-def _job(request: LaunchRequest, inputs: Sequence[Mapping[str, Any]]) -> JobSpec:
+def _job(
+    request: LaunchRequest, inputs: Sequence[Mapping[str, Any]], *, pushes: bool = False
+) -> JobSpec:
     now = dt.datetime.now(dt.timezone.utc)
     options = request.options
+    run_id = new_run_id(request.name, now=now)
     return JobSpec(
-        run_id=new_run_id(request.name, now=now),
+        run_id=run_id,
         name=request.name,
         created_at=now.isoformat(timespec="seconds"),
         argv=request.argv,
@@ -285,8 +334,10 @@ def _job(request: LaunchRequest, inputs: Sequence[Mapping[str, Any]]) -> JobSpec
         limits=options.limits(),
         env=dict(request.environment),
         max_restarts=options.max_restarts,
-        resume=None if request.resume is None else request.resume.to_json(),
+        resume=None if request.resume is None else request.resume.to_json(run_id),
         status_dir=request.status_dir,
+        push=options.push_policy().to_json() if pushes else None,
+        checkpoint_bytes=request.checkpoint_bytes * KEPT_CHECKPOINTS,
     )
 
 
@@ -311,22 +362,27 @@ def _plan_sync(request: LaunchRequest, project_dir: Path) -> SyncPlan:
 
 
 def _send_secrets(
-    connection: Connection, run_id: str, urls: Mapping[str, str], env: Mapping[str, str]
+    connection: Connection,
+    run_id: str,
+    urls: Mapping[str, str],
+    env: Mapping[str, str],
+    targets: Mapping[str, Any] | None,
 ) -> str | None:
     """Put URLs and environment into the remote's 0700 folder; they never stand in a cell."""
-    if not urls and not env:
-        return None
-    return connection.put_secrets(run_id, {"inputs": dict(urls), "env": dict(env)})
+    payload: dict[str, Any] = {"inputs": dict(urls), "env": dict(env)}
+    if targets is not None:
+        payload["push"] = dict(targets)
+    return connection.put_secrets(run_id, payload) if any(payload.values()) else None
 
 
 def _check_config(
     config: str, overrides: Sequence[str], project_dir: Path, settings: Settings
-) -> tuple[str, Path | None, dict[str, str]]:
+) -> tuple[str, Path | None, dict[str, str], str]:
     """Check a configuration before anything travels.
 
     Returns:
-        its path on the remote; its file here, if it must travel by itself; and the environment
-        that it names as `${NAME}`.
+        its path on the remote; its file here, if it must travel by itself; the environment that it
+        names as `${NAME}`; and the network's name.
     """
     from detector import config as detector_config
 
@@ -336,7 +392,7 @@ def _check_config(
         names = detector_config.referenced_environment(found, overrides)
         for name in filter(_CREDENTIAL.search, names):
             register_secret(environ.get(name))  # before an error can quote its value
-        detector_config.load_config(found, overrides, environ=environ)
+        loaded = detector_config.load_config(found, overrides, environ=environ)
     except detector_config.ConfigError as error:
         raise ConfigurationError(str(error)) from error
     environment = {n: _portable(environ[n]) for n in names if n in environ}
@@ -344,11 +400,13 @@ def _check_config(
     own = (project_dir / "configs").resolve()
     packed = detector_config.packed_configs_dir().resolve()
     if found.is_relative_to(own):
-        return f"configs/{found.relative_to(own).as_posix()}", None, environment
+        path = f"configs/{found.relative_to(own).as_posix()}"
+        return path, None, environment, loaded.model.backbone_name
     # The packed ones travel as a whole only where the project has no configurations of its own.
     inside = found.is_relative_to(packed)
     path = f"configs/{found.relative_to(packed).as_posix() if inside else found.name}"
-    return path, None if inside and not own.is_dir() else found, environment
+    own_file = None if inside and not own.is_dir() else found
+    return path, own_file, environment, loaded.model.backbone_name
 
 
 def _portable(value: str) -> str:

@@ -9,19 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import InvalidArgumentError
 from kernel_tools.fetch import LISTING_SECONDS, sha256_of
 
 if TYPE_CHECKING:
+    from kernel_tools.pushed import PushedSet
     from kernel_tools.run import Run
+    from kernel_tools.stores.base import ObjectStore
 
 # As `detector` keeps them: the newest checkpoint, and the one before, which takes over where it is torn.
 LAST: Final = ("weights/last.pt", "weights/last.previous.pt")
 # What a resume takes along from the folder that the checkpoint stands in.
 _BESIDE: Final = ("best.pt", "best.pt.sha256")
 _ROWS: Final = ("metrics.jsonl", "steps.jsonl")
+# Where in the work folder what comes from the store is laid, as in a run's own folder.
+_FROM_STORE: Final = "resumed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +36,19 @@ class ResumePoint:
         checkpoint: relative to the remote-dir, POSIX.
         run_id: the run it is of; None for a file of this machine.
         travels: files of this machine, by the path they are to have below the remote-dir.
+        inputs: files that the remote brings from the store, each with its presigned URL; then
+            `checkpoint` is relative to the new run's work folder.
     """
 
     checkpoint: str
     run_id: str | None = None
     travels: Mapping[str, Path] = field(default_factory=dict)
+    inputs: tuple[tuple[Mapping[str, Any], str], ...] = field(default=(), repr=False)
 
-    def to_json(self) -> dict[str, str]:
-        """Return the value of `job.json`'s `resume`."""
-        told = {"checkpoint": self.checkpoint}
+    def to_json(self, new_run_id: str = "") -> dict[str, str]:
+        """Return the value of `job.json`'s `resume` for a run of that id."""
+        home = f"runs/{new_run_id}/work/" if self.inputs else ""
+        told = {"checkpoint": home + self.checkpoint}
         return told if self.run_id is None else {**told, "run_id": self.run_id}
 
 
@@ -104,3 +112,34 @@ def of_run(run: Run) -> ResumePoint:
             hint="It ended before its first checkpoint; start it anew without --resume.",
         )
     return ResumePoint(f"runs/{run.id}/{LAST[0]}", run_id=run.id)
+
+
+def of_pushed(pushed: PushedSet, store: ObjectStore, *, expires_seconds: int) -> ResumePoint:
+    """Return the last checkpoint that a run has pushed; the remote brings it from the store by itself.
+
+    Raises:
+        InvalidArgumentError: it pushed none.
+        StoreError: the store cannot sign.
+    """
+    names = (LAST[0], f"{LAST[0]}.sha256", *(f"weights/{name}" for name in _BESIDE), *_ROWS)
+    inputs = []
+    for name in names:
+        file = pushed.find(name)
+        if file is None:
+            continue
+        described = {
+            "kind": "file",
+            "name": f"{pushed.run_id}/{name}",
+            "object": file.object,
+            "size_bytes": file.size_bytes,
+            "sha256": file.sha256,
+            "dest": f"{_FROM_STORE}/{name}",
+            "format": "file",
+        }
+        inputs.append((described, store.presign_get(file.object, expires_seconds=expires_seconds)))
+    if not inputs or inputs[0][0]["dest"] != f"{_FROM_STORE}/{LAST[0]}":
+        raise InvalidArgumentError(
+            f"{pushed.run_id} has pushed no {LAST[0]} to resume from.",
+            hint="It ended before its first checkpoint; start it anew without --resume.",
+        )
+    return ResumePoint(f"{_FROM_STORE}/{LAST[0]}", run_id=pushed.run_id, inputs=tuple(inputs))

@@ -16,6 +16,8 @@ from typing import Any, Final
 
 # Lines of log that a snapshot carries for panels; the whole log is a file beside it.
 LOG_TAIL_LINES: Final = 200
+# Rows of steps that a snapshot carries for curves; all of them are in the file beside the log.
+MOST_STEP_ROWS: Final = 4000
 # Without an answer for this long, figures on the screen are called stale, then lost. Seconds.
 STALE_AFTER_SECONDS: Final = 10.0
 LOST_AFTER_SECONDS: Final = 120.0
@@ -154,6 +156,7 @@ class ContactLost:
 
 
 Event = Polled | ContactLost
+Rows = tuple[Mapping[str, Any], ...]
 
 # A heartbeat is written every 2 s; three missed beats and a margin for a machine that swaps.
 STALE_HEARTBEAT_SECONDS: Final = 15.0
@@ -183,11 +186,18 @@ def reduce(snapshot: RunSnapshot, event: Event) -> RunSnapshot:
         log_size=event.log_size,
         log_tail=_extend_tail(() if event.log_skipped else snapshot.log_tail, event.log_text),
         metrics=snapshot.metrics + event.metrics,
-        steps=snapshot.steps + event.steps,
+        steps=thinned(snapshot.steps + event.steps),
         artifacts=event.artifacts or snapshot.artifacts,
         run_dir=event.run_dir or snapshot.run_dir,
         message=message,
     )
+
+
+def thinned(rows: Rows, most: int = MOST_STEP_ROWS) -> Rows:
+    """Return the rows, of too many every second one, the first and the newest always among them."""
+    while len(rows) > most:
+        rows = (*rows[:-1:2], rows[-1])
+    return rows
 
 
 def _judge(event: Polled) -> tuple[Mapping[str, Any], RunState, str]:

@@ -32,9 +32,7 @@ def paths(run_dir: str, job_globs: Sequence[str]) -> Tuple[List[str], List[str]]
 
     `job_globs` are relative to the work folder.
     """
-    found: Dict[str, None] = {}
-    for pattern in RUN_FILES:
-        found.update(dict.fromkeys(_matches(run_dir, pattern)))
+    found = dict.fromkeys(match(run_dir, RUN_FILES))
     unmatched = []
     for pattern in job_globs:
         matched = _matches(run_dir, "work/" + (clean_relative(pattern) or ""))
@@ -63,6 +61,14 @@ def write_manifest(
             "unmatched": list(unmatched),
         },
     )
+
+
+def match(run_dir: str, patterns: Iterable[str]) -> List[str]:
+    """Return the files that fit patterns relative to the run directory, in the patterns' order."""
+    found: Dict[str, None] = {}
+    for pattern in patterns:
+        found.update(dict.fromkeys(_matches(run_dir, pattern)))
+    return list(found)
 
 
 def files(run_dir: str, patterns: Sequence[str]) -> Dict[str, Any]:

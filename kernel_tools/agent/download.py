@@ -1,39 +1,345 @@
-"""Download one object by its presigned URL: ranges, resume, SHA-256 while it streams.
+"""Download one object by its presigned URL: several ranges at a time, resumed to the byte, hashed meanwhile.
 
-No message holds the URL: its query is a credential. What is kept of an interrupted download is the
-`.part` file, which the next call goes on from.
+No message holds the URL. What is kept of an interrupted download is a `PartFile`, which the next call
+goes on from; what arrived can be read from its start while the rest still comes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import email.utils
 import hashlib
-import os
+import http.client
+import io
 import re
-import socket
+import threading
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
-from http.client import HTTPException, HTTPMessage, InvalidURL
-from typing import Any, Callable, Optional, Pattern
+from typing import Callable, Optional, Tuple
 
-from .errors import InputError
+from .errors import InputError, StopRequestedError
+from .partfile import Incoming, PartFile, discard
+from .presigned import LINE_ERRORS, MOST_FAILURES, Line, RefusedError, describe_failure, wait_after
 
-_CHUNK_BYTES = 1 << 20
-_SOCKET_SECONDS = 30.0
-# Failures in a row without a byte of progress; each waits longer than the last.
-_MOST_FAILURES = 6
-_FIRST_WAIT_SECONDS = 0.5
-_RETRY_CODES = frozenset([408, 425, 429, 500, 502, 503, 504])
-_SKEW_SECONDS = 120
-_CODE = re.compile(r"<Code>([A-Za-z0-9]+)</Code>")
-_MESSAGE = re.compile(r"<Message>([^<]{0,300})</Message>")
+_READ_BYTES = 256 << 10
+_HASH_BYTES = 1 << 20
+# A connection that brought so much before it broke was worth it: no pause before the next.
+_PROGRESS_BYTES = 64 << 10
+_STAGE_AGAIN = "launch again"
 
 
 class _ReplacedError(Exception):
     """The object is not the one that the partial file came from."""
+
+
+class _NoRangesError(Exception):
+    """The store sends the whole object, whatever range is asked for."""
+
+
+class _DiskError(Exception):
+    """This machine's disk does not take what came."""
+
+
+class Download:
+    """An object on its way here. Threads bring it; `stream` reads it along, `finish` waits for its hash.
+
+    Args:
+        url: presigned for GET.
+        part: path of the partial file.
+        name: what to call the object in messages.
+        size_bytes: its size; None where it is not known.
+        sha256: its hash; None where it is not known.
+        connections: how many at a time.
+        check: called often, with the bytes that are here; may raise to end it.
+        wait: sleeps between tries.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        part: str,
+        *,
+        name: str,
+        size_bytes: Optional[int],
+        sha256: Optional[str],
+        connections: int = 4,
+        check: Callable[[int], None] = lambda _have: None,
+        wait: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.part = part
+        self.resumed = 0
+        self._url, self._name = url, name
+        self._size, self._sha256 = size_bytes, sha256
+        self._check, self._wait = check, wait
+        self._tag = ""
+        self._whole = False
+        self._opened = threading.Event()
+        self._ended = threading.Event()
+        self._error: Optional[BaseException] = None
+        self._digest = hashlib.sha256()
+        self._hashed: Optional[str] = None
+        self._parts: Optional[PartFile] = None
+        self._lines = [Line(url) for _ in range(max(1, connections))]
+        if size_bytes is not None and sha256 is not None:
+            self._lay(size_bytes, sha256)
+        self._threads = [
+            threading.Thread(target=self._work, args=(line,), name=f"range of {name}", daemon=True)
+            for line in self._lines
+        ]
+        self._hasher = threading.Thread(target=self._hash, name=f"hash of {name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in (*self._threads, self._hasher):
+            thread.start()
+
+    def close(self) -> None:
+        """End it, wherever it is; the partial file stays."""
+        self._ended.set()
+        self._opened.set()
+        for line in self._lines:
+            line.abort()
+        for thread in (*self._threads, self._hasher):
+            thread.join(1.0)  # a line in a name lookup hears nothing; it is a daemon
+        if self._parts is not None and not any(thread.is_alive() for thread in self._threads):
+            self._parts.close()
+            if self._error is not None and not self._parts.have:
+                discard(self.part)
+
+    @property
+    def have(self) -> int:
+        """How many bytes are here."""
+        return 0 if self._parts is None else self._parts.have
+
+    def size(self) -> int:
+        """Wait until the store has answered; return the object's size, 0 where only its end tells it."""
+        self._await(self._opened)
+        assert self._parts is not None
+        return self._parts.size or 0
+
+    def stream(self) -> io.BufferedReader:
+        """Return the bytes as they come. Reading raises what ended the download."""
+        self._await(self._opened)
+        assert self._parts is not None
+        return io.BufferedReader(Incoming(self._parts, self._watch), _HASH_BYTES)
+
+    def finish(self) -> str:
+        """Wait for all of it and return its SHA-256.
+
+        Raises:
+            InputError: it cannot be had, or is not what was staged; then nothing is left of it.
+        """
+        while self._hashed is None:
+            self._watch(0)
+            self._hasher.join(0.1)
+        self._watch(0)
+        if self._sha256 is not None and self._hashed != self._sha256:
+            discard(self.part)
+            raise InputError(
+                f"{self._name} is not what was staged: its SHA-256 is {self._hashed[:12]}.., "
+                f"not {self._sha256[:12]}..; stage it again"
+            )
+        return self._hashed
+
+    def _await(self, event: threading.Event) -> None:
+        while not event.wait(0.1):
+            self._watch(0)
+        self._watch(0)
+
+    def _watch(self, _done: int) -> None:
+        if self._error is not None:
+            raise self._error
+        self._check(self.have)
+
+    # The threads -------------------------------------------------------------------------------
+
+    def _work(self, line: Line) -> None:
+        """Bring part after part; the first line leads, the others follow once the store has answered."""
+        try:
+            if line is not self._lines[0]:
+                self._opened.wait()
+            elif self._parts is None:
+                self._open(line)
+            elif self._parts.complete:
+                self._opened.set()
+            while not self._ended.is_set() and self._parts is not None:
+                part = self._parts.claim()
+                if part is None:
+                    return
+                try:
+                    self._persist(line, part)
+                except _NoRangesError:
+                    self._parts.close()
+                    self._lay(self._parts.size, self._sha256 or self._tag, whole=True)
+        except _DiskError as error:
+            full = f"the disk is full: {self._name} could not be downloaded ({error})"
+            self._fail(InputError(full))
+        except Exception as error:  # noqa: BLE001 - raised again by who waits
+            self._fail(error)
+        finally:
+            line.close()
+
+    def _fail(self, error: BaseException) -> None:
+        if self._error is None and not self._ended.is_set():
+            self._error = error
+        self._ended.set()
+        self._opened.set()
+        for line in self._lines:
+            line.abort()
+
+    def _hash(self) -> None:
+        """Hash from the start on what is there without a gap."""
+        try:
+            self._opened.wait()
+            if self._parts is None:
+                return
+            with contextlib.closing(Incoming(self._parts, self._still_wanted)) as stream:
+                buffer = bytearray(_HASH_BYTES)
+                view = memoryview(buffer)
+                while True:
+                    count = stream.readinto(buffer)
+                    if not count:
+                        break
+                    self._digest.update(view[:count])
+            self._hashed = self._digest.hexdigest()
+        except StopRequestedError:
+            pass
+        except Exception as error:  # noqa: BLE001 - raised again by who waits
+            self._fail(error)
+
+    def _still_wanted(self, _done: int) -> None:
+        if self._ended.is_set():
+            raise StopRequestedError
+
+    def _open(self, line: Line) -> None:
+        """Learn size and tag from the answer to a first range, and take in what it brings."""
+        failures = 0
+        while not self._ended.is_set():
+            try:
+                response = line.get({"Range": "bytes=0-0"})
+                with contextlib.closing(response):
+                    _, total = _place(response, 0)
+                    self._refuse_size(total)
+                    self._tag = response.getheader("ETag") or ""
+            except RefusedError as error:
+                if error.status == 416 and self._size in (None, 0):  # an empty object has no range
+                    self._lay(0, self._tag)
+                    return
+                failures = self._after_refusal(error, failures)
+            except LINE_ERRORS as error:
+                failures = self._after(describe_failure(self._url, error), failures)
+            else:
+                self._lay(total, self._sha256 or self._tag, whole=response.status != 206)
+                line.close()
+                return
+
+    def _lay(self, size: Optional[int], tag: str, *, whole: bool = False) -> None:
+        self._whole = whole or size is None
+        try:
+            self._parts = PartFile(self.part, size=size, tag=tag, whole=whole)
+        except OSError as error:
+            raise InputError(f"{self._name} cannot be written: {error.strerror}") from error
+        self.resumed = self._parts.resumed
+        if self._parts.complete or self._size is None or self._sha256 is None:
+            self._opened.set()
+
+    def _persist(self, line: Line, part: int) -> None:
+        """Bring one part, over as many connections as it takes."""
+        assert self._parts is not None
+        failures = 0
+        while not self._ended.is_set():
+            start, end = self._parts.missing(part)
+            if start == end:
+                return
+            try:
+                self._receive(line, part, start, end)
+            except _ReplacedError:
+                raise InputError(
+                    f"{self._name} was replaced in the store while it was downloaded: {_STAGE_AGAIN}"
+                ) from None
+            except RefusedError as error:
+                failures = self._after_refusal(error, failures)
+            except LINE_ERRORS as error:
+                line.close()
+                if self._parts.missing(part)[0] - start >= _PROGRESS_BYTES:
+                    failures = 0
+                else:
+                    failures = self._after(describe_failure(self._url, error), failures)
+            else:
+                return
+
+    def _after_refusal(self, error: RefusedError, failures: int) -> int:
+        if not error.passing:
+            raise InputError(error.sentence("download", self._name, again=_STAGE_AGAIN)) from None
+        return self._after(str(error), failures)
+
+    def _after(self, failure: str, failures: int) -> int:
+        """Wait before the next try; raise after too many."""
+        if failures >= MOST_FAILURES:
+            raise InputError(f"cannot download {self._name}: {failure}") from None
+        if not self._ended.is_set():
+            wait_after(failures + 1, self._wait)
+        return failures + 1
+
+    def _receive(self, line: Line, part: int, start: int, end: Optional[int]) -> None:
+        assert self._parts is not None
+        headers = {} if end is None else {"Range": f"bytes={start}-{end - 1}"}
+        try:
+            response = line.get(headers)
+        except RefusedError as error:
+            if error.status == 416:  # it is shorter than what we hold
+                raise _ReplacedError from None
+            raise
+        with contextlib.closing(response):
+            begins, total = _place(response, start)
+            self._refuse_size(total)
+            tag = response.getheader("ETag") or ""
+            if self._sha256 is None and self._tag and tag and tag != self._tag:
+                raise _ReplacedError
+            if response.status != 206 and not self._whole:
+                line.close()
+                if self._opened.is_set():
+                    raise ConnectionError("the store sent all instead of a range")
+                raise _NoRangesError
+            if begins != start:
+                self._parts.restart(part)
+            self._opened.set()
+            self._take(response, part, begins, end)
+            if response.status == 206:
+                response.read()  # its end, so that the connection is good for the next part
+            else:
+                line.close()
+        if end is None:
+            if total is not None and self._parts.have < total:
+                raise ConnectionError("the connection ended early")
+            self._parts.end()
+
+    def _take(
+        self, response: http.client.HTTPResponse, part: int, start: int, end: Optional[int]
+    ) -> None:
+        """Write what comes, up to `end`."""
+        assert self._parts is not None
+        position = start
+        while end is None or position < end:
+            wanted = _READ_BYTES if end is None else min(_READ_BYTES, end - position)
+            chunk = response.read1(wanted)
+            if not chunk:
+                if end is not None:
+                    raise ConnectionError("the connection ended early")
+                return
+            if self._ended.is_set():
+                raise StopRequestedError
+            try:
+                self._parts.write(part, chunk)
+            except OSError as error:
+                raise _DiskError(error.strerror) from error
+            position += len(chunk)
+
+    def _refuse_size(self, total: Optional[int]) -> None:
+        if self._size is not None and total is not None and total != self._size:
+            discard(self.part)
+            raise InputError(
+                f"{self._name} has {total} bytes in the store, not the {self._size} that were staged: "
+                "it was replaced; stage it again"
+            )
 
 
 def download(
@@ -43,188 +349,40 @@ def download(
     name: str,
     size_bytes: Optional[int],
     sha256: Optional[str],
-    tick: Callable[[int], None],
+    connections: int = 4,
+    check: Callable[[int], None] = lambda _have: None,
     wait: Callable[[float], object] = time.sleep,
 ) -> str:
-    """Bring the object into the file `part`, going on where an earlier call ended.
+    """Bring an object into the file `part`; return its SHA-256.
 
-    Args:
-        url: presigned for GET.
-        part: the file to fill; kept when the network fails, removed when the content is wrong.
-        name: what to call the object in messages.
-        size_bytes: its size; None where it is not known.
-        sha256: its hash; None where it is not known.
-        tick: called with the bytes that are there; may raise to end it.
-        wait: sleeps between tries.
-
-    Returns:
-        The SHA-256 of what is there now.
+    What an earlier call left is gone on from; where that turns out to be damaged, all comes anew.
 
     Raises:
         InputError: it cannot be had, or is not what was staged.
     """
-    digest, have = _resume(part, size_bytes)
-    failures = 0
-    while size_bytes is None or have < size_bytes or have == 0:
-        before = have
+    for may_repeat in (True, False):
+        coming = Download(
+            url, part, name=name, size_bytes=size_bytes, sha256=sha256,
+            connections=connections, check=check, wait=wait,
+        )  # fmt: skip
+        coming.start()
         try:
-            digest, have = _receive(url, part, digest, have, name, size_bytes, tick)
-            break
-        except _ReplacedError:
-            digest, have = _restart(part)
-            failures += 1
-        except urllib.error.HTTPError as error:
-            with error:
-                if error.code not in _RETRY_CODES:
-                    raise InputError(_explain(error, name)) from None
-                failure = f"the store answered {error.code}"
-        except (OSError, HTTPException) as error:
-            failure = _network(url, error)
-            digest, have = _resume(part, size_bytes)
-        failures = 1 if have > before else failures + 1
-        if failures > _MOST_FAILURES:
-            raise InputError(f"cannot download {name}: {failure}")
-        wait(min(8.0, _FIRST_WAIT_SECONDS * 2 ** (failures - 1)))
-    if size_bytes is not None and have != size_bytes:
-        _remove(part)
-        raise InputError(
-            f"{name} has {have} bytes, not the {size_bytes} that were staged: stage it again"
-        )
-    found = digest.hexdigest()
-    if sha256 is not None and found != sha256:
-        _remove(part)
-        raise InputError(
-            f"{name} is not what was staged: its SHA-256 is {found[:12]}.., not {sha256[:12]}..; stage it again"
-        )
-    return str(found)
+            return coming.finish()
+        except InputError:
+            if not may_repeat or not coming.resumed:
+                raise
+            discard(part)
+        finally:
+            coming.close()
+    raise AssertionError
 
 
-def _receive(
-    url: str,
-    part: str,
-    digest: Any,
-    have: int,
-    name: str,
-    size_bytes: Optional[int],
-    tick: Callable[[int], None],
-) -> Any:
-    headers = {"Accept-Encoding": "identity", "User-Agent": "kernel-tools-agent"}
-    if have:
-        headers["Range"] = f"bytes={have}-"
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        response = _opener(url).open(request, timeout=_SOCKET_SECONDS)
-    except urllib.error.HTTPError as error:
-        if error.code == 416 and have:  # it is shorter than what we hold
-            error.close()
-            raise _ReplacedError from None
-        raise
-    with response:
-        total = _total(response.headers, response.status, have)
-        if size_bytes is not None and total is not None and total != size_bytes:
-            raise InputError(
-                f"{name} has {total} bytes in the store, not the {size_bytes} that were staged: it was replaced; "
-                "stage it again"
-            )
-        if have and response.status != 206:
-            digest, have = _restart(part)
-        with open(part, "ab") as stream:
-            while True:
-                chunk = response.read(_CHUNK_BYTES)
-                if not chunk:
-                    break
-                if size_bytes is not None and have + len(chunk) > size_bytes:
-                    raise InputError(f"{name} is larger than what was staged")
-                stream.write(chunk)
-                digest.update(chunk)
-                have += len(chunk)
-                tick(have)
-    if total is not None and have < total:
-        raise ConnectionError("the connection ended early")
-    return digest, have
-
-
-def _resume(part: str, size_bytes: Optional[int]) -> Any:
-    """Hash what an earlier call left; begin anew where that cannot be a part of the object."""
-    digest, have = hashlib.sha256(), 0
-    try:
-        with open(part, "rb") as stream:
-            for chunk in iter(lambda: stream.read(_CHUNK_BYTES), b""):
-                digest.update(chunk)
-                have += len(chunk)
-    except FileNotFoundError:
-        return digest, 0
-    if size_bytes is None or have > size_bytes:
-        return _restart(part)
-    return digest, have
-
-
-def _restart(part: str) -> Any:
-    _remove(part)
-    return hashlib.sha256(), 0
-
-
-def _remove(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
-
-
-def _total(headers: HTTPMessage, status: int, have: int) -> Optional[int]:
-    if status == 206:
-        match = re.match(r"bytes (\d+)-\d+/(\d+)", headers.get("Content-Range", ""))
-        if match is None or int(match.group(1)) != have:
+def _place(response: http.client.HTTPResponse, asked: int) -> Tuple[int, Optional[int]]:
+    """Return where the answer begins in the object, and the object's size where it is told."""
+    if response.status == 206:
+        match = re.match(r"bytes (\d+)-\d+/(\d+)", response.getheader("Content-Range") or "")
+        if match is None or int(match.group(1)) != asked:
             raise _ReplacedError
-        return int(match.group(2))
-    length = headers.get("Content-Length")
-    return int(length) if length and length.isdigit() else None
-
-
-def _opener(url: str) -> urllib.request.OpenerDirector:
-    host = urllib.parse.urlsplit(url).hostname or ""
-    if host == "localhost" or host.startswith("127.") or host == "::1":
-        return urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    return urllib.request.build_opener()
-
-
-def _network(url: str, error: BaseException) -> str:
-    reason = getattr(error, "reason", error)
-    if isinstance(reason, InvalidURL):  # its text is the link
-        reason = "the link is malformed"
-    if isinstance(reason, (socket.timeout, TimeoutError)):
-        reason = f"no answer within {_SOCKET_SECONDS:.0f} s"
-    parts = urllib.parse.urlsplit(url)
-    place = (parts.hostname or "?") + (f":{parts.port}" if parts.port else "")
-    return f"the store at {place} cannot be reached from this machine ({reason})"
-
-
-def _explain(error: urllib.error.HTTPError, name: str) -> str:
-    """One sentence for a refusal; S3 says the kind in XML, and its clock in the Date header."""
-    body = error.read(8192).decode("utf-8", "replace")
-    code, said = _told(_CODE, body), _told(_MESSAGE, body)
-    skew = _skew_seconds(error.headers.get("Date"))
-    if error.code == 404 or code == "NoSuchKey":
-        return f"{name} is not in the store (404): stage it again"
-    if code == "RequestTimeTooSkewed" or (error.code == 403 and abs(skew) > _SKEW_SECONDS):
-        side = "behind" if skew > 0 else "ahead of"
-        return f"cannot download {name}: this machine's clock is {abs(skew):.0f} s {side} the store"
-    if "expired" in said.lower() or code == "ExpiredToken":
-        return f"the link to {name} has expired: launch again"
-    if code == "SignatureDoesNotMatch":
-        return (
-            f"the store refused the link to {name} (SignatureDoesNotMatch): host, scheme or region differ "
-            "from those it was signed with; set MINIO_PUBLIC_ENDPOINT"
-        )
-    return f"the store refused {name} ({error.code} {code or error.reason})"
-
-
-def _told(pattern: Pattern[str], body: str) -> str:
-    match = pattern.search(body)
-    return "" if match is None else match.group(1)
-
-
-def _skew_seconds(date: Optional[str]) -> float:
-    """How far this machine's clock is behind the store's, in seconds."""
-    try:
-        return email.utils.parsedate_to_datetime(date or "").timestamp() - time.time()
-    except (TypeError, ValueError, IndexError):
-        return 0.0
+        return asked, int(match.group(2))
+    length = response.getheader("Content-Length")
+    return 0, int(length) if length and length.isdigit() else None

@@ -19,5 +19,13 @@ class UnsafeArchiveError(InputError):
     """An archive holds something that must not be unpacked."""
 
 
+class PushError(AgentError):
+    """A file of the run could not be sent to the store."""
+
+
+class UploadGoneError(PushError):
+    """The store knows a begun upload no more: it has served, or was ended."""
+
+
 class StopRequestedError(Exception):
     """Raised inside staging when the run was asked to end; carries nothing."""

@@ -1,19 +1,24 @@
-"""Unpack tar, tar.gz and zip without trust: each hostile kind is refused in one sentence."""
+"""Unpack tar, tar.gz and zip without trust: each hostile kind is refused in one sentence.
+
+A tar can be unpacked while it arrives; a zip has its directory at its end.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import io
 import struct
 import zipfile
 import zlib
-from typing import IO, Callable, Mapping, Tuple, cast
+from typing import IO, Callable, Iterator, Tuple, cast
 
 from .errors import UnsafeArchiveError
 from .unpack_writer import Bounds, Writer
 from .untar import untar
 from .unzip import unzip
 
-__all__ = ["Bounds", "extract"]
+__all__ = ["Bounds", "extract", "extract_stream"]
 
 
 def extract(
@@ -39,33 +44,38 @@ def extract(
     Raises:
         UnsafeArchiveError: the archive is not what it says, damaged, or holds what must not be.
     """
-    if kind not in _UNPACKERS:
-        raise UnsafeArchiveError(f"{kind!r} is no kind of archive")
-    writer = Writer(folder, bounds, tick)
     with open(path, "rb") as stream:
-        start = stream.read(4)
-    try:
-        _UNPACKERS[kind](path, start, writer)
-    except _DAMAGE as error:
-        raise UnsafeArchiveError(f"the archive is damaged: {error}") from error
+        if kind != "zip":
+            return extract_stream(stream, folder, kind=kind, bounds=bounds, tick=tick)
+        writer = Writer(folder, bounds, tick)
+        with _refusing_damage():
+            _expect(stream.read(4) in (b"PK\x03\x04", b"PK\x05\x06"), "a zip")
+            unzip(path, writer)
     return writer.files, writer.content_bytes
 
 
-def _tar(path: str, start: bytes, writer: Writer) -> None:
-    _expect(not start.startswith((b"\x1f\x8b", b"PK")), "a tar")
-    with open(path, "rb") as stream:
-        untar(stream, writer)
-
-
-def _tar_gz(path: str, start: bytes, writer: Writer) -> None:
-    _expect(start.startswith(b"\x1f\x8b"), "a gzip-compressed tar")
-    with gzip.open(path, "rb") as stream:
-        untar(cast("IO[bytes]", stream), writer)
-
-
-def _zip(path: str, start: bytes, writer: Writer) -> None:
-    _expect(start in (b"PK\x03\x04", b"PK\x05\x06"), "a zip")
-    unzip(path, writer)
+def extract_stream(
+    stream: io.BufferedReader,
+    folder: str,
+    *,
+    kind: str,
+    bounds: Bounds,
+    tick: Callable[[int], None] = lambda _done: None,
+) -> Tuple[int, int]:
+    """Like `extract`, of a tar or tar.gz that is read once from its start to its end."""
+    if kind not in ("tar", "tar.gz"):
+        raise UnsafeArchiveError(f"{kind!r} is no kind of archive")
+    writer = Writer(folder, bounds, tick)
+    start = stream.peek(4)[:4]
+    with _refusing_damage():
+        if kind == "tar":
+            _expect(not start.startswith((b"\x1f\x8b", b"PK")), "a tar")
+            untar(stream, writer)
+        else:
+            _expect(start.startswith(b"\x1f\x8b"), "a gzip-compressed tar")
+            with gzip.GzipFile(fileobj=stream, mode="rb") as unzipped:
+                untar(cast("IO[bytes]", unzipped), writer)
+    return writer.files, writer.content_bytes
 
 
 def _expect(condition: bool, what: str) -> None:
@@ -73,11 +83,14 @@ def _expect(condition: bool, what: str) -> None:
         raise UnsafeArchiveError(f"the file is not {what} archive")
 
 
-_UNPACKERS: Mapping[str, Callable[[str, bytes, Writer], None]] = {
-    "tar": _tar,
-    "tar.gz": _tar_gz,
-    "zip": _zip,
-}
+@contextlib.contextmanager
+def _refusing_damage() -> Iterator[None]:
+    try:
+        yield
+    except _DAMAGE as error:
+        raise UnsafeArchiveError(f"the archive is damaged: {error}") from error
+
+
 # What the standard library raises where the bytes are not what they should be.
 _DAMAGE = (
     EOFError, gzip.BadGzipFile, zlib.error, zipfile.BadZipFile, struct.error, ValueError,

@@ -7,13 +7,14 @@ import os
 import shutil
 import time
 import traceback
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import artifacts
 from .files import Json, append_line, read_json, write_json
 from .job import Job
 from .launch import discard_secrets
 from .outcome import Failure, Outcome, read_elastic_errors, read_reasons
+from .push import Pusher
 from .receipt import write_receipt
 from .status import TERMINAL_STATES, StatusFile, complete
 from .trainer import ELASTIC_FOLDER
@@ -28,6 +29,7 @@ def finish(
     status: StatusFile,
     *,
     attempts: Optional[List[Json]] = None,
+    pusher: Optional[Pusher] = None,
 ) -> None:
     """Write everything that stands at the end, so that whoever sees a terminal state finds it all.
 
@@ -41,15 +43,18 @@ def finish(
     failure: Optional[Failure] = outcome.error
     with contextlib.suppress(OSError):
         lay_rank_errors(run_dir)
+        if job.push is not None:
+            status.write(phase="push", message="sending files to the store")
+    pusher = pusher or Pusher(run_dir, job)
+    problem = _to_store(pusher.push_all)
     try:
-        unmatched = _settle(run_dir, job, outcome, status, attempts)
+        listed, unmatched = _settle(run_dir, job, outcome, status, attempts)
     except OSError as error:  # a full disk: the state must still be told
         traceback.print_exc()
-        unmatched = []
+        listed, unmatched = [], []
         message += f"; its artifacts could not be listed: {error}"
     if unmatched:
         message += "; nothing matched the artifact {}".format(", ".join(unmatched))
-    discard_secrets(run_dir)
     changes = {
         "state": outcome.state,
         "phase": "done",
@@ -62,13 +67,28 @@ def finish(
     }
     if outcome.state == "completed":
         changes["progress"] = 1.0
+    if not problem:
+        last = dict(complete(read_json(status.path)), **changes)
+        problem = _to_store(lambda: pusher.push_end(listed, last))
+    if problem:
+        changes["message"] = f"{message}; not everything is in the store: {problem}"
+    discard_secrets(run_dir)
     _retry(lambda: status.write(**changes))
+
+
+def _to_store(action: Callable[[], str]) -> str:
+    """Push; returns what went wrong. The state must be told whatever happens."""
+    try:
+        return action()
+    except Exception as error:  # noqa: BLE001
+        traceback.print_exc()
+        return f"{type(error).__name__} in the agent"
 
 
 def _settle(
     run_dir: str, job: Job, outcome: Outcome, status: StatusFile, attempts: Optional[List[Json]]
-) -> List[str]:
-    """Everything but the terminal state; returns the job's globs that match nothing."""
+) -> Tuple[List[str], List[str]]:
+    """Everything but the terminal state; returns the listed paths, and the globs that match nothing."""
     now = _retry(lambda: status.write(phase="push", message="listing artifacts"))
     log = os.path.join(run_dir, "train.log")
     append_line(log, f"run_ended={outcome.state} {outcome.message}")
@@ -79,7 +99,7 @@ def _settle(
     write_receipt(run_dir, job, outcome, now, listed, attempts=attempts)
     listed += artifacts.entries(run_dir, ["receipt.json"])
     artifacts.write_manifest(run_dir, job.run_id, listed, unmatched)
-    return unmatched
+    return [row["path"] for row in listed], unmatched
 
 
 def lay_rank_errors(run_dir: str) -> None:

@@ -20,7 +20,7 @@ AGENT_KILLED = "the agent was killed, so the run was ended"
 RESTARTED = "the machine was restarted while the run was going on"
 _KEYS = (
     "schema_version", "run_id", "pid", "start_time", "boot_id", "host", "python", "started_at",
-    "phase", "attempt", "attempts", "trainer", "watchdog", "ranks", "processes", "inputs", "pushes", "gpus",
+    "phase", "attempt", "attempts", "trainer", "watchdog", "ranks", "processes", "inputs", "pushes", "push", "gpus",
     "heartbeat_at", "heartbeat_monotonic", "memory_total", "memory_available", "disk_free_bytes",
 )  # fmt: skip
 

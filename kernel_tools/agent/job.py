@@ -49,6 +49,14 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class PushPolicy:
+    """When the run's files go to the store besides at its end: every best, every N epochs, every M minutes."""
+
+    epochs: Optional[int] = 1
+    minutes: Optional[float] = 10.0
+
+
+@dataclass(frozen=True)
 class Job:
     """What is to be run. See `from_json` for the document."""
 
@@ -66,6 +74,8 @@ class Job:
     resume_checkpoint: Optional[str] = None
     datasets_dir: Optional[str] = None
     status_dir: Optional[str] = None  # where another trainer writes its status, in the work folder
+    checkpoint_bytes: int = 0  # what the checkpoints will take on disk
+    push: Optional[PushPolicy] = None  # None: nothing goes to the store
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Job:
@@ -94,6 +104,8 @@ class Job:
             or (isinstance(status_dir, str) and clean_relative(status_dir) is not None),
             "status_dir", status_dir,
         )  # fmt: skip
+        checkpoints = document.get("checkpoint_bytes") or 0
+        _require(_is_int(checkpoints) and checkpoints >= 0, "checkpoint_bytes", checkpoints)
         return cls(
             run_id=run_id,
             name=str(document.get("name") or run_id),
@@ -109,6 +121,8 @@ class Job:
             resume_checkpoint=resume.get("checkpoint"),
             datasets_dir=document.get("datasets_dir"),
             status_dir=None if status_dir is None else clean_relative(status_dir),
+            checkpoint_bytes=checkpoints,
+            push=_push(document.get("push")),
         )
 
     @classmethod
@@ -153,6 +167,17 @@ def _input(entry: Mapping[str, Any]) -> Input:
         _require(value is None or (_is_int(value) and value >= 0), "inputs." + key, value)
     values["dest"] = clean_relative(values["dest"])
     return Input(**values)
+
+
+def _push(document: Any) -> Optional[PushPolicy]:
+    if document is None:
+        return None
+    _require(isinstance(document, dict), "push", document)
+    epochs, minutes = document.get("epochs"), document.get("minutes")
+    _require(epochs is None or (_is_int(epochs) and epochs > 0), "push.epochs", epochs)
+    good = minutes is None or (isinstance(minutes, (int, float)) and not isinstance(minutes, bool))
+    _require(good and (minutes is None or minutes > 0), "push.minutes", minutes)
+    return PushPolicy(epochs, minutes)
 
 
 def _limits(document: Mapping[str, Any]) -> Limits:

@@ -96,8 +96,10 @@ def read_secrets(run_dir: str) -> Json:
 
 def discard_secrets(run_dir: str) -> None:
     """Remove the run's secrets; it has ended and needs them no more."""
-    with contextlib.suppress(OSError):
-        os.unlink(secrets_path(run_dir))
+    kept = secrets_path(run_dir)
+    for path in (kept, os.path.splitext(kept)[0] + ".push.json"):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _discard_unused(root: str, secrets_file: Optional[str]) -> None:

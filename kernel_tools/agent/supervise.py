@@ -22,6 +22,7 @@ from .heart import Heart
 from .job import Job
 from .launch import discard_secrets, read_secrets, take_lock
 from .outcome import Evidence, Failure, Outcome
+from .push import Pusher
 from .status import StatusFile
 from .watchdog import Watchdog
 
@@ -54,6 +55,7 @@ class Supervisor:
         self.status = StatusFile(run_dir)
         self.heart = Heart(run_dir, self.job.run_id)
         self.watchdog = Watchdog(run_dir)
+        self.pusher = Pusher(run_dir, self.job, self.heart.update)
         self.began = time.monotonic()
         self.secrets: Dict[str, Any] = {}
         self.trainer: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
@@ -85,8 +87,11 @@ class Supervisor:
         self._end_processes(term_seconds=_LEFTOVER_SECONDS)
         try:
             self.heart.update(phase="push")
+            self.pusher.stop()
             attempts = [attempt.to_json() for attempt in self.attempts]
-            finish(self.run_dir, self.job, result, self.status, attempts=attempts)
+            finish(
+                self.run_dir, self.job, result, self.status, attempts=attempts, pusher=self.pusher
+            )
         finally:
             self.heart.stop(phase="done", processes=[])
             discard_secrets(self.run_dir)
@@ -120,6 +125,7 @@ class Supervisor:
     def _attempts(self) -> Outcome:
         """Start the trainer, and again after a crash as often as the job allows."""
         checkpoint = self._absolute(self.job.resume_checkpoint)
+        self.pusher.start()
         while True:
             result = self._attempt(len(self.attempts) + 1, checkpoint)
             self.heart.update(attempts=[attempt.to_json() for attempt in self.attempts])

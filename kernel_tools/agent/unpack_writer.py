@@ -84,7 +84,8 @@ class Writer:
         target = os.path.join(self._folder, *parts)
         self._make(os.path.dirname(target))
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        descriptor = os.open(target, flags, 0o755 if mode & 0o111 else 0o644)
+        # Read-only from the start: the content is shared by runs.
+        descriptor = os.open(target, flags, 0o555 if mode & 0o111 else 0o444)
         written = 0
         try:
             for chunk in chunks:

@@ -8,6 +8,7 @@ import stat
 import struct
 import tarfile
 import zipfile
+import zlib
 
 import pytest
 from kernel_tools_agent.errors import UnsafeArchiveError
@@ -106,16 +107,21 @@ def test_a_file_over_eight_gib_is_understood_in_its_header(tmp_path):
         unpack(tmp_path, checksummed(bytes(header)) + data[512:], content_bytes=1 << 20)
 
 
-def test_program_bits_stay_and_others_go(tmp_path):
+def test_a_zip_whose_sizes_stand_behind_the_content_comes_out(tmp_path):
+    _, folder = unpack(tmp_path, described_zip(False), "zip")
+    assert tree(folder) == {"a": b"content"}
+
+
+def test_program_bits_stay_and_nobody_may_write(tmp_path):
     data = tar(member("run.sh", mode=0o777), member("plain", mode=0o666))
     _, folder = unpack(tmp_path, data)
-    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) == 0o755
-    assert stat.S_IMODE((folder / "plain").stat().st_mode) == 0o644
+    assert stat.S_IMODE((folder / "run.sh").stat().st_mode) == 0o555
+    assert stat.S_IMODE((folder / "plain").stat().st_mode) == 0o444
 
 
-def patched_zip(data, old, new):
+def patched_zip(data, old, new, count=-1):
     assert old in data
-    return data.replace(old, new)
+    return data.replace(old, new, count)
 
 
 def lying_zip():
@@ -132,6 +138,41 @@ def overlapping_zip():
     first = data.index(b"PK\x01\x02")
     second = data.index(b"PK\x01\x02", first + 4)
     return data[: second + 42] + struct.pack("<I", 0) + data[second + 46 :]
+
+
+class Unseekable(io.RawIOBase):
+    """Makes `zipfile` write sizes and CRC behind the content, in a data descriptor."""
+
+    def __init__(self):
+        super().__init__()
+        self.data = b""
+
+    def writable(self):
+        return True
+
+    def write(self, data):
+        self.data += bytes(data)
+        return len(data)
+
+
+def described_zip(lie):
+    stream = Unseekable()
+    with (
+        zipfile.ZipFile(stream, "w") as archive,
+        archive.open(zipfile.ZipInfo("a"), "w") as member_stream,
+    ):
+        member_stream.write(b"content")
+    data = stream.data
+    crc = zlib.crc32(b"content")
+    assert data.count(struct.pack("<I", crc)) == 2  # descriptor and directory
+    return data.replace(struct.pack("<I", crc), struct.pack("<I", crc ^ 1)) if lie else data
+
+
+def sized(number):
+    """A header whose size field is base 256."""
+    header = bytearray(tar(member("a"), layout=tarfile.GNU_FORMAT)[:512])
+    header[124:136] = number
+    return checksummed(bytes(header)) + bytes(1024)
 
 
 HUGE = bytearray(tar(member("a", comment="c" * 600)))
@@ -210,6 +251,25 @@ HOSTILE = {
     "zip encrypted": (patched_zip(zipped(("a", b"x", 0o100644)), b"PK\x01\x02\x14\x03\x14\0\0\0", b"PK\x01\x02\x14\x03\x14\0\1\0"), "zip"),
     "zip lzma": (zipped(("a", b"x" * 99, 0o100644), compression=zipfile.ZIP_LZMA), "zip"),
     "zip wrong size": (lying_zip(), "zip"),
+    "zip other name in its local header": (
+        patched_zip(zipped(("abcd", b"x", 0o100644)), b"abcd", b"abce", 1), "zip",
+    ),
+    "zip data descriptor lies": (described_zip(True), "zip"),
+    "zip control characters": (zipped(("a\x1bb", b"x", 0o100644)), "zip"),
+    "zip decomposed collision": (
+        zipped(("caf\u00e9", b"x", 0o100644), ("cafe\u0301", b"x", 0o100644)), "zip",
+    ),
+    "zip duplicate": (
+        patched_zip(zipped(("aa", b"x", 0o100644), ("ab", b"y", 0o100644)), b"ab", b"aa"), "zip",
+    ),
+    "zip device": (zipped(("d", b"", 0o020644)), "zip"),
+    "zip drive letter": (zipped(("C:/evil", b"x", 0o100644)), "zip"),
+    "zip name too long": (zipped(("n" * 300, b"x", 0o100644)), "zip"),
+    "zip folder with content": (zipped(("a/", b"x", 0o040755)), "zip"),
+    "negative size": (sized(b"\xff" * 12), "tar"),
+    "size beyond any disk": (sized(b"\x80" + (1 << 60).to_bytes(11, "big")), "tar"),
+    "size in pax that is no number": (tar(member("a", size="1e3")), "tar"),
+    "size in pax beyond the end": (tar(member("a", size="99999")), "tar"),
     "zip overlap": (overlapping_zip(), "zip"),
     "zip truncated": (zipped(("a", b"x" * 999, 0o100644))[:-30], "zip"),
     "zip trailing garbage": (zipped(("a", b"x", 0o100644)) + b"garbage", "zip"),

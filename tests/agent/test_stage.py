@@ -1,8 +1,6 @@
 """Inputs: downloaded once, verified, unpacked whole or not at all, linked where the job wants them."""
 
-import contextlib
 import hashlib
-import http.server
 import io
 import json
 import os
@@ -15,81 +13,11 @@ from kernel_tools_agent import stage
 from kernel_tools_agent.download import download
 from kernel_tools_agent.errors import InputError
 from kernel_tools_agent.job import Job
+from kernel_tools_agent.partfile import PART_BYTES
 
 from .conftest import wait_until
-
-SECRET_QUERY = "?X-Amz-Credential=key&X-Amz-Signature=5ec4e7516"
-
-
-class Store:
-    """A small HTTP server with ranges; `cut` ends the connection after so many bytes of a body."""
-
-    def __init__(self):
-        self.objects, self.requests, self.sent = {}, [], 0
-        self.cut = self.refuse = self.gate = None
-        store = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                store.answer(self)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.server.daemon_threads = True
-        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,))
-        self.thread.start()
-
-    def url(self, key):
-        return f"http://127.0.0.1:{self.server.server_port}/bucket/{key}{SECRET_QUERY}"
-
-    def answer(self, handler):
-        key = handler.path.split("?")[0][len("/bucket/") :]
-        self.requests.append((key, handler.headers.get("Range")))
-        if self.refuse is not None:
-            status, body, headers = self.refuse
-            handler.send_response_only(status)
-            for name, value in headers.items():
-                handler.send_header(name, value)
-            handler.send_header("Content-Length", str(len(body)))
-            handler.end_headers()
-            handler.wfile.write(body)
-            return
-        if key not in self.objects:
-            handler.send_error(404)
-            return
-        data, start = self.objects[key], 0
-        asked = handler.headers.get("Range")
-        if asked:
-            start = int(asked[len("bytes=") : -1])
-            if start >= len(data):
-                handler.send_error(416)
-                return
-            handler.send_response(206)
-            handler.send_header("Content-Range", f"bytes {start}-{len(data) - 1}/{len(data)}")
-        else:
-            handler.send_response(200)
-        body = data[start:]
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        if self.gate is not None:
-            handler.wfile.write(body[:100])
-            self.gate.wait(60)
-            body = body[100:]
-        if self.cut is not None:
-            body = body[: self.cut]
-            handler.close_connection = True
-        self.sent += len(body)
-        with contextlib.suppress(OSError):
-            handler.wfile.write(body)
-
-    def close(self):
-        if self.gate is not None:
-            self.gate.set()
-        self.server.shutdown()
-        self.thread.join()
-        self.server.server_close()
+from .small_store import Store
+from .test_extract import HOSTILE
 
 
 @pytest.fixture
@@ -227,6 +155,26 @@ def test_what_is_not_right_fails_and_leaves_nothing(remote, store, change, messa
     assert "5ec4e7516" not in remote.text("wrong", "agent.log")
 
 
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_no_hostile_archive_leaves_anything_in_the_folder_of_data_sets(store, tmp_path):
+    run_dir = tmp_path / "remote" / "runs" / "r"
+    (run_dir / "work").mkdir(parents=True)
+    for name, (data, kind) in sorted(HOSTILE.items())[::4]:
+        store.objects["o"] = data
+        entry = dataset(data, object="o", format=kind)
+        job = Job.from_json({"run_id": "r", "kind": "command", "argv": ["true"], "inputs": [entry]})
+        with pytest.raises(InputError) as caught:
+            stage.stage_inputs(
+                str(run_dir), job, urls={"o": store.url("o")}, log=lambda line: None,
+                progress=lambda rows: None, should_stop=lambda: False, stall_seconds=60,
+            )  # fmt: skip
+        assert "\n" not in str(caught.value), name
+        left = os.listdir(str(tmp_path / "remote" / "datasets"))
+        assert [entry for entry in left if not entry.startswith(".lock")] == [], name
+    assert sorted(os.listdir(str(tmp_path))) == ["remote"]
+    assert os.listdir(str(run_dir / "work")) == []
+
+
 def test_a_stop_while_inputs_come_ends_the_run(remote, store):
     store.objects["datasets/coins.tar"] = COINS
     store.gate = threading.Event()
@@ -244,7 +192,7 @@ def test_a_stop_while_inputs_come_ends_the_run(remote, store):
 def fetch(store, tmp_path, data, **fields):
     arguments = {
         "name": "coins", "size_bytes": len(data), "sha256": sha(data),
-        "tick": lambda have: None, "wait": lambda seconds: None,
+        "wait": lambda seconds: None,
     }  # fmt: skip
     arguments.update(fields)
     return download(store.url("o"), str(tmp_path / "part"), **arguments)
@@ -259,23 +207,90 @@ def test_a_connection_that_breaks_again_and_again_is_resumed(store, tmp_path):
     assert store.requests[1][1].startswith("bytes=")
 
 
-def test_an_earlier_part_is_gone_on_from(store, tmp_path):
-    data = os.urandom(100_000)
-    store.objects["o"] = data
-    (tmp_path / "part").write_bytes(data[:60_000])
-    assert fetch(store, tmp_path, data) == sha(data)
-    assert store.requests == [("o", "bytes=60000-")]
-    assert store.sent == 40_000
+def interrupted(store, tmp_path, data, at):
+    """Leave what a download leaves whose line broke after `at` bytes, and was then refused."""
+
+    def wait(_seconds):
+        store.refuse = (403, b"", {})
+
+    store.cut = at
+    with pytest.raises(InputError, match="refused"):
+        fetch(store, tmp_path, data, connections=1, wait=wait)
+    store.cut = store.refuse = None
+    store.sent, store.requests = 0, []
 
 
-def test_an_earlier_part_of_something_else_is_found_out(store, tmp_path):
+def test_an_earlier_part_is_gone_on_from_to_the_byte(store, tmp_path):
     data = os.urandom(100_000)
     store.objects["o"] = data
-    (tmp_path / "part").write_bytes(b"x" * 60_000)
-    with pytest.raises(InputError, match="is not what was staged"):
-        fetch(store, tmp_path, data)
-    assert not (tmp_path / "part").exists()
+    interrupted(store, tmp_path, data, 60_000)
     assert fetch(store, tmp_path, data) == sha(data)
+    assert store.requests == [("o", "bytes=60000-99999")]
+
+
+def test_a_whole_earlier_part_costs_no_request(store, tmp_path):
+    data = os.urandom(100_000)
+    store.objects["o"] = data
+    fetch(store, tmp_path, data)
+    store.requests = []
+    assert fetch(store, tmp_path, data) == sha(data)
+    assert store.requests == []
+
+
+def test_an_earlier_part_that_was_damaged_comes_anew(store, tmp_path):
+    data = os.urandom(100_000)
+    store.objects["o"] = data
+    interrupted(store, tmp_path, data, 60_000)
+    with (tmp_path / "part").open("r+b") as stream:
+        stream.write(b"damaged")
+    assert fetch(store, tmp_path, data) == sha(data)
+
+
+def test_an_earlier_part_of_something_else_is_not_used(store, tmp_path):
+    old, data = os.urandom(100_000), os.urandom(90_000)
+    store.objects["o"] = old
+    interrupted(store, tmp_path, old, 60_000)
+    store.objects["o"] = data
+    assert fetch(store, tmp_path, data) == sha(data)
+    assert store.sent == 90_000
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "size and hash unknown"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+@pytest.mark.parametrize(
+    "size", [0, 1, 3 * PART_BYTES + 17], ids=["empty", "one byte", "four parts"]
+)
+def test_any_object_of_any_store_arrives(store, tmp_path, size, ranges, known):
+    data = os.urandom(size)
+    store.objects["o"], store.ranges = data, ranges
+    fields = {} if known else {"size_bytes": None, "sha256": None}
+    assert fetch(store, tmp_path, data, **fields) == sha(data)
+    assert (tmp_path / "part").read_bytes() == data
+    assert store.sent <= len(data) * (1 if ranges else 2) + 1
+
+
+def test_a_line_that_is_cut_every_three_megabytes_costs_little(store, tmp_path):
+    data = os.urandom(40_000_000)
+    store.objects["o"], store.cut = data, 3_000_000
+    waits = []
+    assert fetch(store, tmp_path, data, wait=waits.append) == sha(data)
+    assert store.sent <= 1.3 * len(data)
+    assert waits == []  # each connection brought something
+
+
+def test_several_ranges_come_at_a_time(store, tmp_path):
+    data = os.urandom(4 * PART_BYTES)
+    store.objects["o"] = data
+    gate = store.gate = threading.Event()
+    found = []
+    thread = threading.Thread(target=lambda: found.append(fetch(store, tmp_path, data)))
+    thread.start()
+    try:
+        wait_until(lambda: len(store.requests) == 4, what="four requests are under way")
+    finally:
+        gate.set()
+        thread.join()
+    assert found == [sha(data)]
 
 
 def test_a_store_that_is_down_is_named_and_not_its_link(store, tmp_path):
@@ -286,7 +301,7 @@ def test_a_store_that_is_down_is_named_and_not_its_link(store, tmp_path):
     with pytest.raises(InputError) as caught:
         download(
             url, str(tmp_path / "part"), name="coins", size_bytes=1, sha256=None,
-            tick=lambda have: None, wait=waits.append,
+            wait=waits.append,
         )  # fmt: skip
     assert f"the store at 127.0.0.1:{port} cannot be reached" in str(caught.value)
     assert "X-Amz" not in str(caught.value)
@@ -367,6 +382,6 @@ def test_on_kaggle_data_goes_where_the_quota_does_not_count(tmp_path, monkeypatc
     assert stage.datasets_dir(run_dir, job) == str(tmp_path / "remote/datasets")
     working, scratch = tmp_path / "working", tmp_path / "scratch"
     working.mkdir()
-    monkeypatch.setattr(stage, "_KAGGLE_WORKING", str(working))
-    monkeypatch.setattr(stage, "_KAGGLE_SCRATCH", str(scratch))
+    monkeypatch.setattr(stage.disk, "KAGGLE_WORKING", str(working))
+    monkeypatch.setattr(stage.disk, "KAGGLE_SCRATCH", str(scratch))
     assert stage.datasets_dir(run_dir, job) == str(scratch / "remote_kernel_tools/datasets")

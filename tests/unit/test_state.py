@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import dataclasses
+from itertools import pairwise
 
 import pytest
 
 from kernel_tools.state import (
     LOG_TAIL_LINES,
+    MOST_STEP_ROWS,
     STALE_HEARTBEAT_SECONDS,
     TERMINAL_STATES,
     TRANSITIONS,
@@ -16,6 +18,7 @@ from kernel_tools.state import (
     RunState,
     may_follow,
     reduce,
+    thinned,
 )
 
 START = RunSnapshot(run_id="r", name="r")
@@ -151,3 +154,12 @@ def test_a_torn_status_hides_no_death():
 def test_lines_that_were_skipped_are_not_joined_to_those_before():
     before = reduce(START, polled(log_text="old"))
     assert reduce(before, polled(log_text="new\n", log_skipped=True)).log_tail == ("new", "")
+
+
+def test_a_snapshot_holds_a_bounded_number_of_step_rows_evenly_and_the_newest():
+    rows = tuple({"optimizer_steps": i} for i in range(100_001))
+    kept = [row["optimizer_steps"] for row in thinned(rows)]
+    assert MOST_STEP_ROWS / 2 <= len(kept) <= MOST_STEP_ROWS
+    assert (kept[0], kept[-1]) == (0, 100_000)
+    assert max(b - a for a, b in pairwise(kept)) <= 64
+    assert thinned(rows[:10]) == rows[:10]

@@ -1,0 +1,307 @@
+"""One input on its way into the folder of data sets: download, verify, unpack, mark, rename.
+
+A tar is unpacked while it still comes; nothing has its name before its hash was found right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+
+from . import host
+from .download import Download
+from .errors import InputError, StopRequestedError, UnsafeArchiveError
+from .extract import Bounds, extract, extract_stream
+from .files import read_json, utc_now, write_json
+from .job import Input
+from .partfile import discard
+
+# What archive tools of desktops add, and nobody means.
+_JUNK = frozenset(["__MACOSX", ".DS_Store", "._.DS_Store"])
+_STREAMED = ("tar", "tar.gz")
+# By then the system has written most of it, and the trainer is past its start.
+_SECURE_SECONDS = 30.0
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Intake:
+    """One input, in a thread of its own; `row` may be read from any other.
+
+    Args:
+        one: the input.
+        folder: of data sets.
+        url: presigned; None where the run was given none.
+        connections: how many ranges at a time.
+    """
+
+    def __init__(self, one: Input, folder: str, url: Optional[str], connections: int) -> None:
+        self.input = one
+        self.content = ""
+        self.unpacked = 0
+        self.cancelled = threading.Event()
+        self.ended = threading.Event()
+        self.error: Optional[Exception] = None
+        self._key = one.sha256 or hashlib.sha256(one.object.encode("utf-8")).hexdigest()
+        self._folder = folder
+        self._url = url
+        self._connections = connections
+        self._bytes = 0
+        self._state = "waiting"
+
+    @property
+    def ready(self) -> bool:
+        """Whether a complete copy is here already."""
+        return self.input.sha256 is not None and self._present(self._key)
+
+    @property
+    def arrived_bytes(self) -> int:
+        """What an interrupted download has left on disk."""
+        try:
+            return os.stat(self._part).st_blocks * 512
+        except OSError:
+            return 0
+
+    def row(self) -> Dict[str, Any]:
+        """Return the figures for `agent.json`."""
+        size = self.input.size_bytes
+        percent = 100.0 if self._state == "ready" else 0.0
+        if size and self._state != "ready":
+            percent = 100.0 * self._bytes / size
+        return {
+            "name": self.input.name,
+            "state": self._state,
+            "bytes": self._bytes,
+            "size_bytes": size,
+            "percent": round(percent, 1),
+        }
+
+    def guarded(self, turns: threading.BoundedSemaphore) -> None:
+        """The thread: `run` when it is its turn; what it raises is kept in `error`."""
+        try:
+            with turns:
+                self.run()
+        except Exception as error:  # noqa: BLE001 - raised again by the waiting thread
+            self.error = error
+        self.ended.set()
+
+    def run(self) -> None:
+        """Make the input's folder complete; sets `content`."""
+        with _lock(os.path.join(self._folder, ".lock-" + self._key), self._check):
+            if self.ready:
+                discard(self._part)  # of a call that was killed after its rename
+                self._clear_unfinished()
+                self._finish(self._key)
+                return
+            if self._url is None:
+                raise InputError(f"there is no link to {self.input.name}: launch again")
+            try:
+                digest = self._bring()
+            except _DamagedPartError:
+                self._bytes = self.unpacked = 0
+                digest = self._bring()
+            self._finish(digest)
+
+    @property
+    def _part(self) -> str:
+        return os.path.join(self._folder, ".part-" + self._key)
+
+    def _bring(self) -> str:
+        """Download and unpack side by side. Returns the SHA-256 of the object."""
+        one = self.input
+        self._clear_unfinished()
+        building = os.path.join(self._folder, f".new-{self._key}-{os.urandom(4).hex()}")
+        content = os.path.join(building, "content")
+        os.makedirs(content)
+        self._state = "downloading"
+        try:
+            coming = Download(
+                self._url or "", self._part, name=one.name, size_bytes=one.size_bytes,
+                sha256=one.sha256, connections=self._connections, check=self._downloaded,
+                wait=self.cancelled.wait,
+            )  # fmt: skip
+            coming.start()
+            try:
+                digest, files, size = self._take(coming, content)
+            except InputError as error:
+                if coming.resumed and not os.path.exists(self._part):
+                    # What an earlier call left was at fault; all comes anew, once.
+                    raise _DamagedPartError from error
+                raise
+            finally:
+                coming.close()
+            archive_bytes = coming.have
+            if not self._present(digest):
+                self._settle(building, digest, archive_bytes, files, size)
+        except UnsafeArchiveError:
+            discard(self._part)
+            raise
+        except OSError as error:
+            if error.errno not in _FULL:
+                raise
+            discard(self._part)
+            raise InputError(f"the disk is full: {one.name} could not be unpacked") from error
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+        # Giving back gigabytes takes the file system a while, and nobody waits for it.
+        threading.Thread(target=discard, args=(self._part,), name="discard").start()
+        return digest
+
+    def _take(self, coming: Download, content: str) -> Tuple[str, int, int]:
+        """Return (SHA-256, files, content bytes) of what is unpacked in `content` and verified."""
+        one = self.input
+        if one.format in _STREAMED:
+            bounds = Bounds(coming.size() or one.size_bytes or 0, one.content_bytes, one.file_count)
+            try:
+                with coming.stream() as stream:
+                    files, size = extract_stream(
+                        stream, content, kind=one.format, bounds=bounds, tick=self._unpacked_so_far
+                    )
+            except UnsafeArchiveError:
+                if one.sha256 is not None:
+                    coming.finish()  # where these are not the bytes that were staged, that is the news
+                raise
+            return coming.finish(), files, size
+        digest = coming.finish()
+        self._state = "unpacking"
+        if one.format == "file":
+            size = coming.have
+            os.rename(self._part, os.path.join(content, _file_name(one)))
+            os.chmod(os.path.join(content, _file_name(one)), 0o444)
+            return digest, 1, size
+        bounds = Bounds(coming.have, one.content_bytes, one.file_count)
+        files, size = extract(
+            self._part, content, kind=one.format, bounds=bounds, tick=self._unpacked_so_far
+        )
+        return digest, files, size
+
+    def _settle(self, building: str, digest: str, archive: int, files: int, size: int) -> None:
+        """Mark what was unpacked, and give it its name."""
+        content_root(os.path.join(building, "content"), self.input)
+        marker = {
+            "schema_version": 1,
+            "sha256": digest,
+            "size_bytes": archive,
+            "format": self.input.format,
+            "file_count": files,
+            "content_bytes": size,
+            "created_at": utc_now(),
+            # Until all is on disk, it is good for as long as the machine stays up.
+            "boot_id": host.boot_id(),
+            "on_disk": False,
+        }
+        with open(os.path.join(building, "marker.json"), "w", encoding="utf-8") as stream:
+            json.dump(marker, stream, indent=1)
+        place = os.path.join(self._folder, digest)
+        shutil.rmtree(place, ignore_errors=True)
+        os.rename(building, place)
+        threading.Thread(target=_secure, args=(place,), name="sync", daemon=True).start()
+
+    def _clear_unfinished(self) -> None:
+        """Remove what a killed process was unpacking; the lock is ours."""
+        for name in os.listdir(self._folder):
+            if name.startswith(".new-" + self._key):
+                shutil.rmtree(os.path.join(self._folder, name), ignore_errors=True)
+
+    def _present(self, digest: str) -> bool:
+        folder = os.path.join(self._folder, digest)
+        marker = read_json(os.path.join(folder, "marker.json")) or {}
+        outlived = marker.get("on_disk", True) or marker.get("boot_id") == host.boot_id()
+        return (
+            outlived
+            and marker.get("sha256") == digest
+            and os.path.isdir(os.path.join(folder, "content"))
+        )
+
+    def _finish(self, digest: str) -> None:
+        self.content = os.path.join(self._folder, digest, "content")
+        self._state = "ready"
+
+    def _downloaded(self, have: int) -> None:
+        self._bytes = have
+        if self._state == "downloading" and have == self.input.size_bytes:
+            self._state = "unpacking"
+        self._check()
+
+    def _unpacked_so_far(self, done: int) -> None:
+        self.unpacked = done
+        self._check()
+
+    def _check(self) -> None:
+        if self.cancelled.is_set():
+            raise StopRequestedError
+
+
+class _DamagedPartError(Exception):
+    """What an interrupted download left is not the beginning of what was staged."""
+
+
+def content_root(content: str, one: Input) -> str:
+    """Return the folder (or file) of staged content that stands for `dest`.
+
+    The archive's single top folder becomes the last part of `dest`, whatever it is called; an archive
+    that holds the whole path, or several tops, unpacks to the same place.
+
+    Raises:
+        InputError: there is nothing in it.
+    """
+    if one.format == "file":  # its ending is that of the dest that it came for first
+        return os.path.join(content, *_entries(content)[:1])
+    whole = content
+    for part in one.dest.split("/"):
+        if _entries(whole) != [part]:
+            break
+        whole = os.path.join(whole, part)
+    else:
+        if os.path.isdir(whole):
+            return whole
+    names = _entries(content)
+    if not names:
+        raise InputError(f"the archive of {one.name} is empty")
+    top = os.path.join(content, names[0])
+    return top if len(names) == 1 and os.path.isdir(top) else content
+
+
+def _secure(place: str) -> None:
+    """Bring all to disk and say so in the marker; a crash of the machine before that costs a download."""
+    time.sleep(_SECURE_SECONDS)
+    os.sync()
+    path = os.path.join(place, "marker.json")
+    marker = read_json(path)
+    if marker is not None:
+        with contextlib.suppress(OSError):
+            write_json(path, dict(marker, on_disk=True))
+
+
+@contextlib.contextmanager
+def _lock(path: str, check: Callable[[], None]) -> Iterator[None]:
+    """One process at a time for one content; where the file system has no locks, none is taken."""
+    with open(path, "ab") as stream:
+        while True:
+            try:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                check()
+                time.sleep(0.2)
+            except OSError:
+                break
+        yield
+
+
+def _entries(folder: str) -> Any:
+    try:
+        return sorted(name for name in os.listdir(folder) if name not in _JUNK)
+    except OSError:
+        return []
+
+
+def _file_name(one: Input) -> str:
+    return "file" + os.path.splitext(one.dest)[1]

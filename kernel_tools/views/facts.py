@@ -5,7 +5,8 @@ Panels, static views and text lines all read from here, so they can never disagr
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from kernel_tools.state import RunSnapshot
@@ -15,40 +16,143 @@ UNKNOWN: Final = "not yet"
 HEADLINE_METRIC: Final = "AP50"
 
 
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Labelled figures that belong together: (label, value) in reading order."""
+
+    heading: str
+    pairs: tuple[tuple[str, str], ...]
+
+
 def title(snapshot: RunSnapshot) -> str:
     """The run's name, or its id where it has none."""
     return snapshot.name or snapshot.run_id
 
 
-def rows(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
-    """Return (label, value) of everything that a person watches, in reading order."""
+def sections(snapshot: RunSnapshot) -> tuple[Section, ...]:
+    """Return everything that a person watches, grouped; sections with nothing to say are left out.
+
+    Once the run has ended, what never became known is left out too.
+    """
     status = snapshot.status
-    facts = [
-        ("where", snapshot.where or UNKNOWN),
-        ("device", _device(status)),
-        ("code synced", _sync(snapshot.sync)),
-        ("world size", _world(status)),
-        ("optimizer steps", _steps(status)),
-        ("elapsed", duration(status.get("elapsed_seconds"))),
-        ("time left", duration(status.get("eta_seconds"))),
-        ("training loss", number(status.get("train_loss"))),
-        ("learning rate", number(status.get("lr"))),
+    told: tuple[Section, ...] = (
+        Section("training", _training(snapshot)),
+        Section(
+            "machine",
+            (
+                ("where", snapshot.where or UNKNOWN),
+                ("device", _device(status)),
+                ("throughput", _throughput(status)),
+                *_data_wait(snapshot.steps),
+                *((f"GPU {i}", _gpu(gpu)) for i, gpu in enumerate(_gpus(snapshot.agent))),
+            ),
+        ),
+        Section(
+            "code and data",
+            (
+                ("code synced", _sync(snapshot.sync)),
+                *((f"data set {one.name}", one.words()) for one in inputs(snapshot)),
+            ),
+        ),
+    )
+    if snapshot.terminal:
+        told = tuple(
+            Section(one.heading, tuple(pair for pair in one.pairs if pair[1] != UNKNOWN))
+            for one in told
+        )
+    return tuple(one for one in told if one.pairs)
+
+
+def rows(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    """Return (label, value) of all sections, in reading order."""
+    return tuple(pair for section in sections(snapshot) for pair in section.pairs)
+
+
+def _training(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
+    status = snapshot.status
+    facts = [("world size", _world(status))]
+    if not _judges(status):
+        facts += [
+            ("optimizer steps", _steps(status)),
+            ("training loss", number(status.get("train_loss"))),
+            ("learning rate", number(status.get("lr"))),
+        ]
+    facts += [
         (f"{HEADLINE_METRIC} now", number(headline(status))),
         ("best metric", _best(status)),
-        ("throughput", _throughput(status)),
+        ("elapsed", duration(status.get("elapsed_seconds"))),
     ]
-    if snapshot.terminal:
-        facts = [fact for fact in facts if fact[0] != "time left"]
-    facts += [(f"GPU {i}", _gpu(gpu)) for i, gpu in enumerate(_gpus(snapshot.agent))]
+    if not snapshot.terminal:
+        facts.append(("time left", duration(status.get("eta_seconds"))))
+    if (status.get("attempt") or 1) > 1:
+        facts.append(("attempt", f"{status['attempt']}, started again after a crash"))
     return tuple(facts)
 
 
-def bars(snapshot: RunSnapshot) -> tuple[tuple[str, float], ...]:
-    """Return (label with figures, fraction 0..1) of the run and of its current epoch."""
+@dataclass(frozen=True, slots=True)
+class Input:
+    """A data set on its way to the run, as the agent tells it.
+
+    Attributes:
+        name: the reference's name.
+        state: waiting, downloading, unpacking or ready.
+        done_bytes: here so far.
+        size_bytes: in all, None where nobody knows.
+    """
+
+    name: str
+    state: str
+    done_bytes: int
+    size_bytes: int | None
+
+    @property
+    def fraction(self) -> float:
+        """How much of it is here, 0..1."""
+        if self.state == "ready":
+            return 1.0
+        return self.done_bytes / self.size_bytes if self.size_bytes else 0.0
+
+    def words(self, bytes_per_second: float | None = None) -> str:
+        """`downloading, 12.00 MB of 30.00 MB, 4.00 MB/s`; a ready one has been verified."""
+        if self.state == "ready":
+            whole = "" if self.size_bytes is None else f", {size(self.size_bytes)}"
+            return f"ready{whole}, verified by SHA-256"
+        if self.state != "downloading":
+            return self.state
+        whole = "" if self.size_bytes is None else f" of {size(self.size_bytes)}"
+        speed = "" if bytes_per_second is None else f", {size(bytes_per_second)}/s"
+        return f"downloading, {size(self.done_bytes)}{whole}{speed}"
+
+
+def inputs(snapshot: RunSnapshot) -> tuple[Input, ...]:
+    """Return the data sets that the agent brings, or has brought, to the run."""
+    told = (snapshot.agent or {}).get("inputs") or ()
+    return tuple(
+        Input(
+            name=str(row.get("name") or "?"),
+            state=str(row.get("state") or "waiting"),
+            done_bytes=int(row.get("bytes") or 0),
+            size_bytes=row.get("size_bytes"),
+        )
+        for row in told
+    )
+
+
+def bars(
+    snapshot: RunSnapshot, rates: Mapping[str, float] | None = None
+) -> tuple[tuple[str, float], ...]:
+    """Return (label with figures, fraction 0..1) of the run and its epoch, or of the data on its way.
+
+    `rates` are bytes a second by the data set's name, where somebody has measured them.
+    """
     status = snapshot.status
     epochs, epoch = status.get("total_epochs"), status.get("current_epoch")
     steps, step = status.get("steps_per_epoch"), status.get("step")
     whole = float(status.get("progress") or 0.0)
+    coming = inputs(snapshot) if status.get("phase") == "inputs" and not snapshot.terminal else ()
+    if coming:
+        rates = rates or {}
+        return tuple((f"{i.name}: {i.words(rates.get(i.name))}", i.fraction) for i in coming)
     if _judges(status):
         return ((f"batches evaluated {step or 0} of {steps}", whole),)
     if snapshot.terminal:
@@ -176,7 +280,7 @@ def _sync(sync: Mapping[str, Any] | None) -> str:
     if not sync:
         return UNKNOWN
     sent = sync.get("uploaded")
-    tail = "" if sent is None else f", {sent} sent"
+    tail = "" if sent is None else f" ({sent} sent, verified)"
     return f"{sync.get('files')} files, {_megabytes(sync.get('bytes'))} MB{tail}"
 
 
@@ -202,6 +306,16 @@ def _best(status: Mapping[str, Any]) -> str:
 def _throughput(status: Mapping[str, Any]) -> str:
     rate = status.get("images_per_second")
     return UNKNOWN if rate is None else f"{rate:.1f} images/s"
+
+
+def _data_wait(steps: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
+    """The share of its time that a step waits for pictures, which should be near 0; () if nobody says."""
+    row = steps[-1] if steps else {}
+    waited, worked = row.get("data_seconds"), row.get("step_seconds")
+    if waited is None or worked is None:
+        return ()
+    share = 100 * waited / max(waited + worked, 1e-9)
+    return (("waiting for data", f"{share:.0f} % of the time, {waited:.2g} s a step"),)
 
 
 def _device(status: Mapping[str, Any]) -> str:

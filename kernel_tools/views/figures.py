@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import FetchError
 from kernel_tools.state import RunSnapshot
+from kernel_tools.views import curves
 from kernel_tools.views.bundles import picture_bundle, wanted
 
 if TYPE_CHECKING:
@@ -22,13 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as MplFigure
 
 DPI: Final = 100
-# Okabe & Ito (2008), "Color universal design"; each with its own line or marker.
-BLUE, ORANGE, GREEN, PURPLE = "#0072b2", "#d55e00", "#009e73", "#cc79a7"
-CURVES: Final = (
-    ("AP50", BLUE, "-", "o"),
-    ("mAP@0.50:0.95", ORANGE, "--", "s"),
-    ("AP75", GREEN, ":", "^"),
-)
+BLUE, ORANGE = curves.BLUE, curves.ORANGE
 PICTURE_INCHES: Final = 3.1
 MATCH_IOU: Final = 0.5
 Box = Sequence[float]
@@ -66,15 +61,14 @@ def plot_metrics(snapshot: RunSnapshot) -> Figure:
     """Draw the training loss against optimizer steps and the evaluation's AP against epochs."""
     figure = blank(9.0, 3.4)
     loss_axes, metric_axes = figure.subplots(1, 2)
-    loss_told = _draw_loss(loss_axes, snapshot.steps)
-    metrics_told = _draw_metrics(metric_axes, snapshot.metrics)
+    _draw_loss(loss_axes, snapshot.steps)
+    _draw_metrics(metric_axes, snapshot.metrics)
     figure.suptitle(
         f"{snapshot.name or snapshot.run_id} ({snapshot.state.value})",
         fontsize=10,
         parse_math=False,
     )
-    alt = f"Curves of run {snapshot.run_id}. {loss_told} {metrics_told}"
-    return Figure(png(figure), alt)
+    return Figure(png(figure), f"Curves of run {snapshot.run_id}. {curves.told(snapshot)}")
 
 
 def show_predictions(
@@ -149,52 +143,37 @@ def _found(truth: Sequence[Box], guesses: Sequence[Box]) -> int:
     return len(truth) - len(left)
 
 
-def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> str:
-    points = [
-        (row["optimizer_steps"], row["loss"])
-        for row in rows
-        if row.get("loss") is not None and row.get("optimizer_steps") is not None
-    ]
+def _draw_loss(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     axes.set_xlabel("optimizer steps")
     axes.set_ylabel("training loss")
-    if not points:
+    loss = curves.loss_series(rows)
+    if not loss:
         say_empty(axes, "no steps yet")
-        return "No loss has been logged yet."
-    steps, losses = zip(*points, strict=True)
-    axes.plot(steps, losses, color=BLUE, marker="." if len(points) < 40 else "", linewidth=1.4)
-    axes.set_ylim(bottom=min(0.0, *losses))
-    return (
-        f"Training loss went from {losses[0]:.3g} at step {steps[0]}"
-        f" to {losses[-1]:.3g} at step {steps[-1]}."
-    )
+        return
+    axes.plot(loss.x, loss.y, color=BLUE, marker="." if len(loss.x) < 40 else "", linewidth=1.4)
+    axes.set_ylim(bottom=min(0.0, *loss.y))
 
 
-def _draw_metrics(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> str:
+def _draw_metrics(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.set_xlabel("epoch")
     axes.set_ylabel("average precision")
     axes.set_ylim(0.0, 1.0)
-    told = []
-    for name, colour, line, marker in CURVES:
-        points = [
-            (row["epoch"], row["metrics"][name])
-            for row in rows
-            if (row.get("metrics") or {}).get(name) is not None
-        ]
-        if not points:
-            continue
-        epochs, values = zip(*points, strict=True)
-        axes.plot(
-            epochs, values, color=colour, linestyle=line, marker=marker, markersize=4, label=name
-        )
-        told.append(f"{name} is {values[-1]:.3f} at epoch {epochs[-1]}, at best {max(values):.3f}.")
-    if not told:
+    looks = {name: look for name, *look in curves.METRICS}
+    found = curves.metric_series(rows)
+    if not found:
         say_empty(axes, "no evaluation yet")
-        return "Nothing has been evaluated yet."
+        return
+    for one in found:
+        colour, line, marker, _ = looks[one.name]
+        every = max(1, len(one.x) // 40)
+        axes.plot(
+            one.x, one.y, color=colour, linestyle=line, marker=marker, markevery=every,
+            markersize=4, label=one.name,
+        )  # fmt: skip
     axes.legend(fontsize=8, loc="lower right")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return " ".join(told)
 
 
 def _draw_picture(

@@ -33,17 +33,20 @@ STYLE: Final = """<style>
 .kt-view .kt-name{font-size:15px;font-weight:600;overflow-wrap:anywhere}
 .kt-view .kt-badge{color:#fff;border-radius:.7em;padding:.05em .7em;font-weight:600;white-space:nowrap}
 .kt-view .kt-dim{opacity:.75;overflow-wrap:anywhere}
-.kt-view.kt-view code,.kt-view.kt-view pre{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;color:inherit;background:transparent;padding:0;border:0}
+.kt-view.kt-view.kt-view code,.kt-view.kt-view.kt-view pre{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;color:inherit;background:transparent;padding:0;border:0}
 .kt-view.kt-view code{overflow-wrap:anywhere}
 .kt-view .kt-bar{display:flex;align-items:center;gap:.7em;margin:.2em 0}
 .kt-view .kt-bar>span{flex:0 0 15em}
 .kt-view .kt-track{flex:1 1 auto;height:.55em;border-radius:.3em;background:rgba(127,127,127,.28);overflow:hidden}
 .kt-view .kt-fill{height:100%;border-radius:.3em;background:#2a7fd4}
-.kt-view dl.kt-facts{display:grid;grid-template-columns:repeat(auto-fill,minmax(14em,1fr));gap:.35em 1.2em;margin:.6em 0}
+.kt-view .kt-curves{display:flex;flex-wrap:wrap;gap:.2em 1.6em;margin:.5em 0}
+.kt-view .kt-curves svg{flex:1 1 25em;min-width:0;max-width:34em;height:auto;font-family:inherit}
+.kt-view .kt-section{font-size:11px;font-weight:600;margin:.7em 0 0;border-bottom:1px solid rgba(127,127,127,.3)}
+.kt-view dl.kt-facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(12em,1fr));gap:.35em 1.2em;margin:.35em 0 .6em}
 .kt-view dl.kt-facts>div{min-width:0}
 .kt-view dl.kt-facts dt{float:none;clear:none;width:auto;margin:0;padding:0;font-weight:400;font-size:11px;opacity:.75;text-align:left}
 .kt-view dl.kt-facts dd{display:block;margin:0;padding:0;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}
-.kt-view.kt-view pre.kt-log{line-height:1.35;overflow:visible;margin:.5em 0 0;padding:.4em .6em;border-left:3px solid rgba(127,127,127,.45);white-space:pre-wrap;overflow-wrap:anywhere}
+.kt-view.kt-view.kt-view pre.kt-log{line-height:1.35;overflow:visible;margin:.5em 0 0;padding:.4em .6em;border-left:3px solid rgba(127,127,127,.45);white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere}
 .kt-view .kt-error{border-left:3px solid #d1453b;padding:.2em .6em;margin:.4em 0;overflow-wrap:anywhere}
 .kt-view table.kt-table{border-collapse:collapse;margin:.4em 0;color:inherit;font-size:13px;table-layout:auto}
 .kt-view table.kt-table caption{text-align:left;font-weight:600;caption-side:top;color:inherit;padding:.2em 0}
@@ -89,6 +92,14 @@ def facts(pairs: Iterable[tuple[str, str]]) -> str:
         f"<div><dt>{text(label)}</dt><dd>{text(value)}</dd></div>" for label, value in pairs
     )
     return f'<dl class="kt-facts">{rows}</dl>'
+
+
+def section(heading: str, pairs: Iterable[tuple[str, str]]) -> str:
+    """Labelled figures under a quiet heading, as one group for a screen reader."""
+    return (
+        f'<div role="group" aria-label="{text(heading)}">'
+        f'<div class="kt-section" aria-hidden="true">{text(heading)}</div>{facts(pairs)}</div>'
+    )
 
 
 def log(lines: Sequence[str]) -> str:

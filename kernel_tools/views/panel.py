@@ -8,19 +8,22 @@ written by the render clock alone.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any, Final, Protocol
 
 from kernel_tools.errors import KernelToolsError
 from kernel_tools.redact import redact
-from kernel_tools.state import RunSnapshot
-from kernel_tools.views import markup
+from kernel_tools.state import RunSnapshot, RunState
+from kernel_tools.views import curves, markup
+from kernel_tools.views.pace import Pace
 from kernel_tools.views.render import CLOCK, RenderClock
 from kernel_tools.views.static import RunView, body, head, tail
 
 # The log is one trait that is sent whole: this much and no more.
 LOG_LINES: Final = 200
 LOG_CHARACTERS: Final = 32_000
+CURVES_SECONDS: Final = 5.0
 
 
 class Watched(Protocol):
@@ -54,7 +57,13 @@ class Panel:
     saved notebook says how it went.
     """
 
-    def __init__(self, run: Watched, *, clock: RenderClock = CLOCK) -> None:
+    def __init__(
+        self,
+        run: Watched,
+        *,
+        clock: RenderClock = CLOCK,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         import ipywidgets as widgets
 
         self._run = run
@@ -65,8 +74,13 @@ class Panel:
         self._display_id: str | None = None
         self._worker: threading.Thread | None = None
         self._unsubscribe: Callable[[], None] | None = None
+        self._pace = Pace()
+        self._now = now
+        self._drawn: object = None  # the newest rows that the curves show
+        self._drawn_at = 0.0
         self.head = widgets.HTML()
         self.body = widgets.HTML()
+        self.curves = widgets.HTML()
         self.note = widgets.HTML()
         self.log = widgets.HTML(layout=widgets.Layout(flex="0 0 auto"))
         self.stop_button = self._button(
@@ -98,7 +112,7 @@ class Panel:
             layout=widgets.Layout(flex_flow="column-reverse", max_height="17em", overflow="auto"),
         )
         self.box = widgets.VBox(
-            [self.head, self.body, buttons, self.confirm, self.note, scroll],
+            [self.head, self.body, self.curves, buttons, self.confirm, self.note, scroll],
             layout=widgets.Layout(max_width="75em", overflow="hidden"),
         )
 
@@ -141,27 +155,46 @@ class Panel:
 
     def _write(self) -> None:
         snapshot = self._run.snapshot
-        with self.body.hold_sync():
-            _set(self.head, markup.view(head(snapshot), label="run"))
-            _set(self.body, markup.view(body(snapshot), label="figures", style=False))
+        figures = body(snapshot, self._pace.rates(snapshot))
+        _set(self.head, markup.view(head(snapshot), label="run"))
+        _set(self.body, markup.view(figures, label="figures", style=False))
+        self._draw_curves(snapshot)
         _set(self.log, markup.view(markup.log(_newest(snapshot)), label="log", style=False))
         note = f'<div class="kt-dim" role="status">{markup.text(self._note)}</div>'
         _set(self.note, markup.view(note if self._note else "", label="note", style=False))
         self.confirm.layout.display = "flex" if self._asking else "none"
-        self.stop_button.disabled = self._stopping
+        self.stop_button.disabled = self._stopping or snapshot.state is RunState.STOPPING
+
+    def _draw_curves(self, snapshot: RunSnapshot) -> None:
+        """Draw them anew for new rows, but not at every poll: a curve of hours has time."""
+        rows = snapshot.steps[-1:], snapshot.metrics[-1:]
+        waits = self.curves.value and self._now() - self._drawn_at < CURVES_SECONDS
+        if rows == self._drawn or waits:
+            return
+        self._drawn, self._drawn_at = rows, self._now()
+        drawn = curves.html(snapshot)
+        _set(self.curves, markup.view(drawn, label="curves", style=False) if drawn else "")
 
     def _finish(self) -> None:
-        """Put a static summary where the widgets were."""
+        """Put a static summary where the widgets were, and one into them.
+
+        A page that was opened again while the run went on does not know the display any more, only
+        the widgets.
+        """
+        import ipywidgets as widgets
         from IPython.display import update_display
 
         self._closed = True
         if self._unsubscribe is not None:
             self._unsubscribe()
         note = self._farewell or _whats_next(self._run.snapshot)
-        if self._display_id is not None:
-            update_display(RunView(self._run.snapshot, note=note), display_id=self._display_id)
-        for widget in (self.box, *self.box.children, *self.confirm.children):
+        summary = RunView(self._run.snapshot, note=note)
+        gone = tuple(_below(self.box))
+        self.box.children = (widgets.HTML(summary.html()),)
+        for widget in gone:
             widget.close()
+        if self._display_id is not None:
+            update_display(summary, display_id=self._display_id)
 
     def _how_to_return(self) -> str:
         run_id = self._run.id
@@ -179,7 +212,7 @@ class Panel:
 
     def _stop(self, _button: object) -> None:
         self._asking, self._stopping = False, True
-        self._do("asked to stop; it saves a checkpoint at its next step", self._run.stop)
+        self._do("asking it to stop", self._run.stop, then=str)
 
     def _fetch(self, _button: object) -> None:
         self._do(
@@ -207,6 +240,9 @@ class Panel:
         except KernelToolsError as error:
             self._note = f"Error: {error}"
             self._stopping = False
+        except Exception as error:  # noqa: BLE001 - its traceback would land in some other cell
+            self._note = f"Error: {type(error).__name__}: {error}"
+            self._stopping = False
         self._clock.touch(self)
 
     @staticmethod
@@ -224,6 +260,14 @@ class Panel:
 def _set(widget: Any, value: str) -> None:
     if widget.value != value:
         widget.value = value
+
+
+def _below(box: Any) -> Iterator[Any]:
+    """All widgets in a box; what is not closed is kept for ever."""
+    for widget in box.children:
+        yield widget
+        if hasattr(widget, "children"):
+            yield from _below(widget)
 
 
 def _widget_view(box: Any) -> dict[str, Any]:
@@ -247,7 +291,8 @@ def _copy_button(path: str) -> str:
     shown = markup.text(redact(path))
     return (
         '<button type="button" class="jupyter-button widget-button" style="width:auto;padding:0 10px"'
-        f' data-path="{shown}" title="{shown}" onclick="navigator.clipboard.writeText(this.dataset.path)'
+        f' data-path="{shown}" title="{shown}" onclick="(navigator.clipboard?'
+        "navigator.clipboard.writeText(this.dataset.path):Promise.reject())"
         ".then(()=>{this.textContent='Copied'},()=>{this.textContent=this.dataset.path})\">"
         "Copy log path</button>"
     )

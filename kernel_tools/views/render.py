@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Final, Protocol
 
 # Faster than this a reader sees no more, and a notebook's server only has more to carry.
-PAINT_INTERVAL_SECONDS: Final = 0.25
+PAINT_INTERVAL_SECONDS: Final = 0.3
 IDLE_SECONDS: Final = 5.0
 
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from kernel_tools.redact import redact
 from kernel_tools.state import RunSnapshot
-from kernel_tools.views import facts, markup
+from kernel_tools.views import curves, facts, markup
 from kernel_tools.views.bundles import wanted
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
     from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.datasets.sizing import DiskNeed
     from kernel_tools.fetch import Fetched
     from kernel_tools.session import RunRow
     from kernel_tools.sync import SyncPlan, SyncReport
@@ -75,6 +76,8 @@ class RunView(View):
             )
         )
         lines.append(f"  {facts.tokens(snapshot)}")
+        if snapshot.steps or snapshot.metrics:
+            lines.append(f"  {curves.told(snapshot)}")
         failure = facts.failure(snapshot)
         if failure:
             lines.append(f"  Error: {failure}")
@@ -91,6 +94,7 @@ class RunView(View):
         return markup.view(
             head(snapshot),
             body(snapshot),
+            curves.html(snapshot),
             f'<p class="kt-dim">{markup.text(self.note)}</p>' if self.note else "",
             markup.log(tail(snapshot, self.log_lines)),
             label=f"Run {facts.title(snapshot)}: {snapshot.state.value}",
@@ -269,14 +273,17 @@ def head(snapshot: RunSnapshot) -> str:
     )
 
 
-def body(snapshot: RunSnapshot) -> str:
-    """Progress, figures, tokens, and the error where there is one."""
+def body(snapshot: RunSnapshot, rates: Mapping[str, float] | None = None) -> str:
+    """Progress, figures, tokens, and the error where there is one. `rates` as in `facts.bars`."""
     failure = facts.failure(snapshot)
     message = f'<p class="kt-dim">{markup.text(said(snapshot))}</p>' if said(snapshot) else ""
     return "".join(
         [
-            *(markup.progress_bar(label, fraction=part) for label, part in facts.bars(snapshot)),
-            markup.facts(facts.rows(snapshot)),
+            *(
+                markup.progress_bar(label, fraction=part)
+                for label, part in facts.bars(snapshot, rates)
+            ),
+            *(markup.section(one.heading, one.pairs) for one in facts.sections(snapshot)),
             f"<code>{markup.text(facts.tokens(snapshot))}</code>",
             markup.error(failure) if failure else message,
         ]
@@ -352,15 +359,30 @@ def sync_view(result: SyncPlan | SyncReport) -> View:
 def dataset_view(reference: DatasetReference, *, standing: str = "is staged") -> FactsView:
     """Show a data set, where it stands in words, and the disk that a run on it needs."""
     pairs = (
-        ("object", f"{reference.store}/{reference.bucket}/{reference.object}"),
+        (
+            "object",
+            reference.object
+            if not reference.bucket
+            else f"{reference.store}/{reference.bucket}/{reference.object}",
+        ),
         ("archive", facts.size(reference.size_bytes)),
         ("files", "not counted" if reference.file_count is None else str(reference.file_count)),
         ("unpacks to", reference.expected_root),
-        ("disk needed", facts.size(reference.disk.total_bytes)),
+        ("disk needed", _disk(reference.disk)),
         ("SHA-256", reference.sha256),
     )
     heading = f"Data set {reference.name} {standing}"
     return FactsView(heading, pairs, f"--dataset {reference.name}")
+
+
+def _disk(need: DiskNeed) -> str:
+    parts = (
+        ("archive", need.staged_bytes),
+        ("unpacked", need.extracted_bytes),
+        ("checkpoints", need.checkpoints_bytes),
+    )
+    told = ", ".join(f"{name} {facts.size(size)}" for name, size in parts)
+    return f"{facts.size(need.total_bytes)} ({told}, and 30 %)"
 
 
 def connection_view(connection: Connection) -> FactsView:

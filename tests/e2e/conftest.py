@@ -59,6 +59,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     environ = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
+        "KERNEL_TOOLS_STATE_DIR": str(folder / "state"),
         **{name: str(folder / name) for name in FOLDERS},
     }
     settings = folder / "JUPYTERLAB_SETTINGS_DIR/@jupyterlab/apputils-extension"
@@ -108,16 +109,16 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page; afterwards: nothing was asked of any other machine, and no error was logged."""
-    one = browser.new_page(viewport={"width": 1400, "height": 1000})
+    """A page; afterwards: no page beside it asked any other machine, and none logged an error."""
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
     hosts: set[str] = set()
     errors: list[str] = []
-    one.on("request", lambda request: hosts.add(request.url.split("/")[2].partition(":")[0]))
-    one.on(
+    context.on("request", lambda request: hosts.add(request.url.split("/")[2].partition(":")[0]))
+    context.on(
         "console", lambda message: errors.append(message.text) if message.type == "error" else None
     )
-    yield one
-    one.close()
+    yield context.new_page()
+    context.close()
     assert hosts <= {"127.0.0.1", ""}
     assert errors == []
 
@@ -131,6 +132,41 @@ def open_notebook(page: Any, lab: Lab, name: str) -> None:
 def command(page: Any, name: str) -> None:
     """Start one of JupyterLab's commands; it may end later."""
     page.evaluate("name => { window.jupyterapp.commands.execute(name); }", name)
+
+
+def run_cell(page: Any, index: int) -> None:
+    """Run a cell as soon as those before it have ended; what it does may end later."""
+    page.wait_for_function(READY, timeout=60_000)
+    page.evaluate(
+        """index => { const app = window.jupyterapp, notebook = app.shell.currentWidget.content;
+        notebook.activeCellIndex = index; notebook.deselectAll();
+        app.commands.execute('notebook:run-cell'); }""",
+        index,
+    )
+
+
+def pictures(page: Any, name: str = "live") -> Iterator[tuple[str, Any]]:
+    """Show the page in light and dark, wide and narrow; kept in `E2E_PICTURES` where that is set."""
+    folder = os.environ.get("E2E_PICTURES")
+    for theme in ("Dark", "Light"):
+        page.evaluate(
+            "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })",
+            f"JupyterLab {theme}",
+        )
+        for width in (800, 1400):
+            page.set_viewport_size({"width": width, "height": 1300})
+            page.wait_for_timeout(300)  # the browser lays it out anew
+            label = f"{name}-{theme.lower()}-{width}"
+            if folder:
+                page.screenshot(path=Path(folder, f"{label}.png"))
+            yield label, page
+
+
+def clipped(page: Any) -> list[str]:
+    """Return the elements of ours whose text is cut off."""
+    return page.evaluate("""() => [...document.querySelectorAll('.kt-view, .kt-view *, .widget-button')]
+      .filter(e => e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1)
+      .map(e => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}: ${e.textContent.slice(0, 40)}`)""")
 
 
 def wait_until(true: Any, *, seconds: float) -> None:

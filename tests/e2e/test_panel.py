@@ -1,86 +1,169 @@
-"""The panel as a person meets it: JupyterLab in a browser, with a run whose story is told."""
+"""The panel as a person meets it: JupyterLab in a browser, a real server, a run of the real agent.
+
+One long visit, because starting JupyterLab costs more than all that is then looked at. The trainer needs
+no torch; the quickstart itself, with real training, is walked through in `test_quickstart.py`.
+"""
 
 from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
 
 import nbformat
 import pytest
 
-from tests.e2e.conftest import command, open_notebook, wait_until
+from tests.e2e.conftest import clipped, command, open_notebook, pictures, run_cell, wait_until
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
-STORY = """
-import threading
-from tests.fakes.runs import FakeRun, ended, snapshot, training
-from kernel_tools.views import Mode, follow
-
-run = FakeRun(snapshot())
-
-def tell():
-    step = 100
-    while not run.acted.wait(0.1):
-        step += 1
-        log = tuple(f"epoch=4 step={i}/400 loss=1.0" for i in range(step))
-        run.tell(snapshot(training(optimizer_steps=step), log_tail=log))
-    run.tell(ended("stopped"))
-
-follow.show(run, mode=Mode.INTERACTIVE)
-threading.Thread(target=tell, daemon=True).start()
-"""
+CONNECT = "%load_ext kernel_tools\n%remote_connect local"
+LAUNCH = (
+    "run = %remote_run custom --command 'python trainer.py' --sync-path trainer.py"
+    " --status-dir out --name watched"
+)
 MEANWHILE = "import time\nfor i in range(3):\n    print('mine', i)\n    time.sleep(0.5)"
+WAIT = "%remote_wait"
+RELOAD = "%reload_ext kernel_tools\nprint(run.state.value)"
+AGAIN = f"{CONNECT}\nrun = %remote_attach watched\nprint(run.state.value)"
+BUSY = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'busy'"
+EVIL = "<img src=x onerror=alert(1)>"
 
 
-def steps(page):
-    text = (
-        page.locator(".jp-CodeCell").first.locator("code", has_text="optimizer_steps").inner_text()
-    )
-    return int(text.partition("optimizer_steps=")[2].split()[0])
+def figures(cell):
+    """The tokens that the cell's panel shows, {} before there is one."""
+    found = cell.locator("code", has_text="sync_size_mb=")
+    text = found.first.inner_text() if found.count() else ""
+    return dict(re.findall(r"(\w+)=(\S+)", text))
 
 
-def saved_outputs(path):
-    """The first cell's outputs in the file; nothing while the server is writing it."""
+def steps(cell):
+    return int(figures(cell).get("optimizer_steps", 0))
+
+
+def button(cell, name):
+    return cell.get_by_role("button", name=name, exact=True)
+
+
+def interrupted(page, cell):
+    """Interrupt, as a person does who sees nothing happen once more; return whether the cell says so."""
+    command(page, "notebook:interrupt-kernel")
+    page.wait_for_timeout(1000)
+    return cell.locator("text=Detached").count() > 0
+
+
+def outputs(path, index):
+    """The outputs of a cell in the file; nothing while the server is writing it."""
     try:
-        return nbformat.read(path, as_version=4).cells[0].outputs
+        return nbformat.read(path, as_version=4).cells[index].outputs
     except nbformat.reader.NotJSONError:
         return []
 
 
-def test_the_panel_lives_asks_before_it_stops_and_leaves_a_summary(lab, page):
-    path = lab.write("panel.ipynb", STORY, MEANWHILE)
+def test_a_run_is_watched_stopped_and_found_again(lab, page):
+    shutil.copy(Path(__file__).with_name("trainer.py"), lab.root)
+    path = lab.write("watch.ipynb", CONNECT, LAUNCH, MEANWHILE, WAIT, RELOAD)
+    lab.write("second.ipynb", CONNECT, "again = %remote_attach watched")
     open_notebook(page, lab, path.name)
-    command(page, "notebook:run-cell-and-select-next")
-    first, second = (page.locator(".jp-CodeCell").nth(i) for i in (0, 1))
-    first.locator(".kt-badge", has_text="training").wait_for(timeout=30_000)
-    before = steps(page)
-    wait_until(lambda: steps(page) > before + 3, seconds=20)
+    panel, mine, waiting, reloading = (page.locator(".jp-CodeCell").nth(i) for i in range(1, 5))
+    run_cell(page, 0)
+    run_cell(page, 1)
+    panel.locator(".kt-badge", has_text="training").wait_for(timeout=60_000)
 
-    command(page, "notebook:run-cell-and-select-next")
-    second.locator("text=mine 2").wait_for(timeout=20_000)
-    assert second.locator(".jp-OutputArea-output").inner_text().split() == [
-        "mine",
-        "0",
-        "mine",
-        "1",
-        "mine",
-        "2",
-    ]
+    # Its figures move, and what the trainer says of itself is shown as text.
+    wait_until(lambda: steps(panel) > 1, seconds=30)
+    seen = steps(panel)
+    wait_until(lambda: steps(panel) > seen + 3, seconds=20)
+    shown = figures(panel)
+    assert shown["world_size"] == "2"
+    assert float(shown["sync_size_mb"]) > 0
+    assert panel.locator(".kt-curves svg").count() == 1
+    assert panel.locator("img").count() == 0
+    assert EVIL in panel.locator(".kt-log").inner_text()
+    assert EVIL in panel.locator("dl").first.inner_text()
+    bars = panel.get_by_role("progressbar")
+    assert bars.count() == 2
+    assert 0 <= int(bars.first.get_attribute("aria-valuenow")) <= 100
 
-    newest = "() => { const e = document.querySelector('.kt-log').closest('.widget-vbox');"
-    newest += " return e.scrollHeight > e.clientHeight && Math.abs(e.scrollTop) < 2; }"
-    assert page.evaluate(newest)
+    # Cells that run meanwhile have their own output, and waiting can be interrupted.
+    run_cell(page, 2)
+    mine.locator("text=mine 2").wait_for(timeout=20_000)
+    own = mine.locator(".jp-OutputArea-output").inner_text()
+    assert own.split() == ["mine", "0", "mine", "1", "mine", "2"]
+    run_cell(page, 3)
+    page.wait_for_function(BUSY)
+    wait_until(lambda: interrupted(page, waiting), seconds=30)
+    run_cell(page, 4)
+    reloading.locator("text=training").wait_for(timeout=20_000)
 
-    first.get_by_role("button", name="Stop").click()
-    first.get_by_role("button", name="Keep it running").click()
-    first.get_by_role("button", name="Keep it running").wait_for(state="hidden")
-    first.get_by_role("button", name="Stop").click()
-    first.get_by_role("button", name="Yes, stop it").click()
-    first.locator(".kt-badge", has_text="stopped").wait_for(timeout=20_000)
-    assert first.locator(".widget-button").count() == 0
+    # Nothing is cut off, in either theme, wide or narrow.
+    for name, view in pictures(page):
+        assert clipped(view) == [], name
+    # The newest line is in sight.
+    assert page.evaluate(
+        "() => { const e = document.querySelector('.kt-log').closest('.widget-vbox');"
+        " return e.scrollHeight > e.clientHeight && Math.abs(e.scrollTop) < 2; }"
+    )
+
+    # A second notebook takes the run up and shows the same.
+    other = page.context.new_page()
+    open_notebook(other, lab, "second.ipynb")
+    run_cell(other, 0)
+    run_cell(other, 1)
+    second = other.locator(".jp-CodeCell").nth(1)
+    second.locator(".kt-badge", has_text="training").wait_for(timeout=60_000)
+    wait_until(lambda: abs(steps(second) - steps(panel)) <= 10, seconds=20)
+    same = ("sync_files", "sync_size_mb", "world_size", "skipped_steps")
+    assert [figures(second)[name] for name in same] == [figures(panel)[name] for name in same]
+
+    # Its tab is closed and opened again: the panel lives on, and the keyboard reaches every button.
+    command(other, "docmanager:save")
+    wait_until(lambda: outputs(lab.root / "second.ipynb", 1), seconds=20)
+    open_notebook(other, lab, "second.ipynb")
+    wait_until(lambda: steps(second) > 0, seconds=30)
+    seen = steps(second)
+    wait_until(lambda: steps(second) > seen + 3, seconds=20)
+    button(second, "Stop").focus()
+    for name in ("Fetch best", "Detach", "Copy log path"):
+        other.keyboard.press("Tab")
+        assert other.evaluate("document.activeElement.textContent") == name
+    button(second, "Stop").focus()
+    other.keyboard.press("Space")
+    button(second, "Keep it running").focus()
+    other.keyboard.press("Space")
+    button(second, "Keep it running").wait_for(state="hidden")
+
+    # Stop asks, and ends it: both notebooks say so.
+    button(panel, "Stop").click()
+    asked = time.monotonic()
+    button(panel, "Yes, stop it").click()
+    panel.locator(".kt-badge", has_text="stopped").wait_for(timeout=30_000)
+    assert time.monotonic() - asked < 10
+    second.locator(".kt-badge", has_text="stopped").wait_for(timeout=20_000)
+    for cell in (panel, second):
+        cell.locator(".widget-button").first.wait_for(state="detached")
+
+    # What is saved is static, and is there after reopening; a new kernel goes on from it.
+    last = figures(panel)
     command(page, "docmanager:save")
-    wait_until(lambda: "optimizer_steps=280" in str(saved_outputs(path)), seconds=20)
-    (output,) = saved_outputs(path)
-    assert set(output.data) == {"text/html", "text/plain"}
-
-    page.reload()
-    page.locator(".kt-badge", has_text="stopped").first.wait_for(timeout=60_000)
-    assert "optimizer_steps=280" in page.locator(".jp-CodeCell").first.inner_text()
+    wait_until(
+        lambda: f"optimizer_steps={last['optimizer_steps']}" in str(outputs(path, 1)), seconds=20
+    )
+    (display,) = [one for one in outputs(path, 1) if one.output_type == "display_data"]
+    assert set(display.data) == {"text/html", "text/plain"}
+    assert EVIL in display.data["text/plain"]
+    assert path.stat().st_size < 60_000
+    open_notebook(page, lab, path.name)
+    panel.locator(".kt-badge", has_text="stopped").wait_for(timeout=60_000)
+    assert figures(panel) == last
+    assert panel.locator("img").count() == 0
+    for name, view in pictures(page, "ended"):
+        assert clipped(view) == [], name
+    page.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    page.evaluate(
+        "code => window.jupyterapp.shell.currentWidget.content.widgets[4].model.sharedModel.setSource(code)",
+        AGAIN,
+    )
+    run_cell(page, 4)
+    reloading.locator("text=stopped").first.wait_for(timeout=60_000)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 from kernel_tools.errors import KernelTimeoutError
-from kernel_tools.views.panel import LOG_CHARACTERS, Panel
+from kernel_tools.run import StopAnswer
+from kernel_tools.views import facts
+from kernel_tools.views.pace import Pace
+from kernel_tools.views.panel import CURVES_SECONDS, LOG_CHARACTERS, Panel
 from kernel_tools.views.render import RenderClock
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
 from tests.fakes.shell import published
@@ -68,7 +71,9 @@ def test_at_the_end_a_static_summary_takes_its_place(panel, run, clock, shell):
     assert "optimizer_steps=280" in last["data"]["text/html"]
     assert not panel.live
     assert run.subscribers == []
-    assert panel.box.comm is None
+    (left,) = panel.box.children  # for a page that was opened again, and knows the widgets alone
+    assert left.value == last["data"]["text/html"]
+    assert panel.stop_button.comm is None
 
 
 def test_what_comes_after_the_end_changes_nothing(panel, run, clock, shell):
@@ -163,3 +168,73 @@ def test_one_endless_line_is_cut(panel, run, clock):
 def test_the_path_of_the_log_is_escaped_in_its_button(shell, run, clock):
     run.log_path = lambda: '/data/"><img src=x onerror=alert(1)>/train.log'
     assert "<img" not in Panel(run, clock=clock).copy_button.value
+
+
+def test_it_is_made_of_core_widgets_alone(panel):
+    """So that VS Code and Colab need no package from elsewhere to show it."""
+
+    def below(widget):
+        return [widget, *(w for child in getattr(widget, "children", ()) for w in below(child))]
+
+    modules = {(w._model_module, w._view_module) for w in below(panel.box)}
+    assert modules == {("@jupyter-widgets/controls", "@jupyter-widgets/controls")}
+    assert all(w._model_module_version.startswith("2.") for w in below(panel.box))
+    for widget in below(panel.box):
+        assert "http" not in str(getattr(widget, "value", "")), "nothing is asked of a network"
+
+
+def test_an_unknown_failure_of_a_button_stays_in_the_panel(panel, run, clock):
+    def fetch(*_globs):
+        raise OSError(28, "No space left on device")
+
+    run.fetch = fetch
+    panel.fetch_button.click()
+    panel._worker.join(5)
+    assert clock.flush()
+    assert "No space left on device" in panel.note.value
+
+
+def test_a_stop_that_could_not_be_said_is_told_as_such(panel, run, clock):
+    run.stop = lambda: StopAnswer(RUN_ID, run.snapshot.state, pending=True)
+    panel.stop_button.click()
+    panel.confirm_button.click()
+    panel._worker.join(5)
+    assert clock.flush()
+    assert "cannot be reached, so it goes on for now" in panel.note.value
+
+
+def test_curves_are_drawn_as_soon_as_there_is_a_line_and_then_now_and_again(shell, run, clock):
+    now = [100.0]
+    panel = Panel(run, clock=clock, now=lambda: now[0]).show()
+
+    def told(count):
+        rows = tuple({"optimizer_steps": i, "loss": 9.0 - i} for i in range(count))
+        run.tell(snapshot(steps=rows))
+        assert clock.flush()
+        return panel.curves.value
+
+    assert told(1) == ""
+    assert "from 9 at step 0 to 7 at step 2" in told(3)
+    assert "at step 2" in told(4)
+    now[0] += CURVES_SECONDS
+    assert "from 9 at step 0 to 4 at step 5" in told(6)
+
+
+def test_data_on_its_way_is_told_with_how_fast_it_comes():
+    now = iter((0.0, 2.0, 4.0))
+    pace = Pace(clock=lambda: next(now))
+    told = training(phase="inputs", current_epoch=None)
+
+    def at(count, state="downloading"):
+        row = {"name": "coins", "state": state, "bytes": count, "size_bytes": 40_000_000}
+        return snapshot(told, agent={"inputs": [row]})
+
+    assert pace.rates(at(0)) == {}
+    rates = pace.rates(at(20_000_000))
+    assert rates == {"coins": 10e6}
+    words = "coins: downloading, 20.00 MB of 40.00 MB, 10.00 MB/s"
+    assert facts.bars(at(20_000_000), rates) == ((words, 0.5),)
+    assert pace.rates(at(40_000_000, "ready")) == {}
+    assert (
+        "ready, 40.00 MB, verified by SHA-256" in dict(facts.rows(at(40_000_000, "ready"))).values()
+    )

@@ -16,8 +16,8 @@ import yaml
 class ModelConfig:
     """Which network. The number of classes comes from the data."""
 
-    backbone_name: str = "hgnetv2_n"
-    num_queries: int = 300
+    backbone_name: str = "hgnetv2_n"  # hgnetv2_n s m l x (D-FINE), resnet18 34 50 (RT-DETRv2)
+    num_queries: int = 300  # boxes predicted a picture; more than the most objects in one
     num_denoising: int = 100  # noised ground truths a picture while training; 0 = off
     weights: str | None = None  # start from this: PATH (.safetensors, .pth, .pt), or hf://ORG/NAME
     backbone_weights: str | None = None  # or from this backbone's, the rest from scratch
@@ -38,13 +38,13 @@ class DataConfig:
     archive_object: str | None = None  # the staged archive's name in the store (--object-name)
     archive_sha256: str | None = None  # and what it must hash to (--sha256)
     train_annotations: str | None = None  # COCO: a JSON file of another name, from `root`
-    val_annotations: str | None = None
+    val_annotations: str | None = None  # likewise, of the held-out pictures
     train_images: str | None = None  # COCO: the folder that its picture names start from
-    val_images: str | None = None
+    val_images: str | None = None  # likewise, of the held-out pictures
     classes: tuple[str, ...] = ()  # keep these classes only; empty = all
     image_size: int = 640  # side of the square that a picture is stretched to, pixels
     train_samples: int | None = None  # at most so many training pictures
-    eval_samples: int | None = None
+    eval_samples: int | None = None  # at most so many held-out pictures
     seed: int = 0  # of a set or a split that is drawn; the order of pictures follows runtime.seed
     # loader processes a rank; 0 = in the training process; null = as many as there are cores for, on a GPU
     workers: int | None = None
@@ -66,24 +66,25 @@ class DataConfig:
 class SolverConfig:
     """How the weights are changed. Steps are optimizer steps."""
 
-    epochs: int = 72
+    epochs: int = 72  # times through the training pictures
     batch_size: int = 16  # GLOBAL, of one optimizer step: divided over ranks and micro-batches
     accumulate: int = 1  # micro-batches a step and rank, one after the other, to save memory
-    lr: float = 2e-4
-    backbone_lr_factor: float = 0.5
+    lr: float = 2e-4  # learning rate after the warm-up
+    backbone_lr_factor: float = 0.5  # times lr for the backbone; 1 where nothing is pretrained
     stage_lr_decay: float = 1.0  # a stage of the backbone learns at this times the next one's rate
-    weight_decay: float = 1e-4
-    warmup_steps: int = 500
+    weight_decay: float = 1e-4  # of AdamW; none on norms and biases
+    warmup_steps: int = 500  # over which the rate rises; at most half the run
+    # of the rate, after the warm-up
     schedule: Literal["flat_cosine", "cosine", "step", "constant"] = "flat_cosine"
     flat_fraction: float = 0.5  # flat_cosine: the part of the run before the descent
-    final_lr_factor: float = 0.05
+    final_lr_factor: float = 0.05  # times lr at the very end
     milestones: tuple[float, ...] = (0.7, 0.9)  # step: the parts of the run after which it drops
     step_factor: float = 0.1  # step: what each drop multiplies the rate with
-    clip_norm: float = 0.1
-    loss: Literal["vfl", "mal"] = "vfl"
-    ema_decay: float = 0.999
+    clip_norm: float = 0.1  # longest gradient that a step follows; 0 = any
+    loss: Literal["vfl", "mal"] = "vfl"  # of the scores: varifocal, or DEIM's matchability-aware
+    ema_decay: float = 0.999  # of the averaged weights, which are judged and kept
     ema_warmup: float = 10.0  # the average spans about the last 1 / ema_warmup of the steps so far
-    max_steps: int | None = None
+    max_steps: int | None = None  # end after so many optimizer steps
     max_skipped_steps: int = 20  # in a row, then the run fails with advice
     patience: int | None = None  # end after so many evaluations without a better best_metric
     save_interval: int | None = None  # also keep epoch_<N>.pt every so many epochs
@@ -94,12 +95,12 @@ class SolverConfig:
 class RuntimeConfig:
     """Where and how the processes run."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    seed: int = 0
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto = cuda where there is a card
+    seed: int = 0  # of first weights, order of pictures, augmentation
     amp: bool = True  # on CUDA only: fp16 below compute capability 8.0, else bf16
-    amp_init_scale: float = 8192.0
+    amp_init_scale: float = 8192.0  # fp16: lower it where optimizer_steps stays 0
     output_dir: str | None = None  # null = runs; where RUN_DIR is set, becomes a link to it
-    max_hours: float | None = None
+    max_hours: float | None = None  # end with a checkpoint after so long
     timeout_seconds: float = 600.0  # a rank that waits longer for the others gives up
     callbacks: tuple[str, ...] = ()  # module:function, called with each event (callbacks.py)
 
@@ -119,6 +120,7 @@ class EvaluationConfig:
 
     interval: int = 1  # epochs; the last epoch is always evaluated
     batch_size: int = 16  # a rank
+    # what makes best.pt the best
     best_metric: Literal["mAP@0.50:0.95", "AP50", "AP75"] = "mAP@0.50:0.95"
     predictions: int = 64  # pictures in evaluation/predictions.json
 

@@ -124,7 +124,7 @@ def test_help_reads_well(loaded, capsys):
 
 LAUNCH = (
     " --set --nproc-per-node --device --dataset --artifact --artifact-dir --sync-path --exclude"
-    " --allow-large --timeout --max-hours --stall-minutes --max-restarts --name --wait --no-wait --dry-run"
+    " --allow-large --timeout --max-hours --stall-minutes --max-restarts --push --no-push --push-epochs --push-minutes --name --wait --no-wait --dry-run"
 )
 OPTIONS = {
     "remote_eval": "--run --checkpoint --calibrate" + LAUNCH,
@@ -133,7 +133,9 @@ OPTIONS = {
     " --password-env --keep-alive",
     "remote_disconnect": "",
     "remote_sync": "--dry-run --sync-path --exclude --allow-large",
-    "stage_dataset": "--name --object-name --expected-root --sha256 --to --force --dry-run",
+    "stage_dataset": "--name --object-name --expected-root --sha256 --config --to --force --dry-run",
+    "store_ls": "--to --price",
+    "store_rm": "--yes --to --price",
     "remote_train": "--resume --from-receipt" + LAUNCH,
     "remote_run": "--script --command --status-dir" + LAUNCH.replace(" --set", ""),
     "remote_status": "",
@@ -141,7 +143,8 @@ OPTIONS = {
     "remote_wait": "--timeout --no-check",
     "remote_attach": "",
     "remote_runs": "",
-    "remote_fetch": "--to",
+    "remote_compare": "",
+    "remote_fetch": "--to --from --push-to",
     "remote_stop": "--now",
 }
 

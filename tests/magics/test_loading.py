@@ -10,6 +10,7 @@ from kernel_tools import load_ipython_extension, unload_ipython_extension
 
 MAGICS = {
     "remote_attach",
+    "remote_compare",
     "remote_connect",
     "remote_disconnect",
     "remote_eval",
@@ -24,6 +25,8 @@ MAGICS = {
     "remote_visualize",
     "remote_wait",
     "stage_dataset",
+    "store_ls",
+    "store_rm",
 }
 
 PROBE = """
@@ -39,7 +42,11 @@ print(json.dumps({"seconds": seconds, "heavy": heavy}))
 
 
 def ours(shell):
-    return {n for n in shell.magics_manager.magics["line"] if n.startswith(("remote_", "stage_"))}
+    return {
+        n
+        for n in shell.magics_manager.magics["line"]
+        if n.startswith(("remote_", "stage_", "store_"))
+    }
 
 
 def probe():

@@ -27,10 +27,6 @@ class Offsets:
     metrics: int
     steps: int
 
-    def of_part(self) -> dict[str, int]:
-        """Return the sizes under the names that a poll's parts have."""
-        return {"log": self.log, "metrics": self.metrics, "steps": self.steps}
-
 
 class RunMirror:
     """The files under one folder; every method is idempotent."""
@@ -48,15 +44,15 @@ class RunMirror:
         """Return the sizes of what is here."""
         return Offsets(*(self._size(name) for name in (LOG, METRICS, STEPS)))
 
-    def write_log(self, part: Mapping[str, Any]) -> str:
-        """Write a poll's `log` part and return its text.
+    def write_log(self, part: Mapping[str, Any]) -> bytes:
+        """Write a poll's `log` part and return its bytes.
 
         Raises:
             ValueError: the part would leave a gap.
         """
         data = unpack(part)
         self._write(LOG, int(part["offset"]), data)
-        return data.decode("utf-8", "replace")
+        return data
 
     def write_piece(self, offset: int, packed: Path) -> int:
         """Write a zlib-compressed piece of the log at its offset; return its raw size in bytes.
@@ -82,29 +78,36 @@ class RunMirror:
     ) -> tuple[Mapping[str, Any], ...] | None:
         """Write a poll's `metrics` or `steps` part (whole rows) and return them parsed.
 
-        Returns None where the remote file has become shorter, because a resume cut the rows past its
-        checkpoint: what is here is dropped, and the next poll reads from the start.
+        Returns None where the remote file has become shorter than the part's offset or than what is
+        here, because a resume cut the rows past its checkpoint: what is here is dropped, and the next
+        poll reads from the start.
         """
-        if int(part["size"]) < self._size(name):
+        size = int(part["size"])
+        if size < self._size(name):
             (self.folder / name).unlink(missing_ok=True)
             return None
+        if size < int(part["offset"]):
+            return None  # another notebook that watches it has dropped it already
         text = str(part["data"])
         self._write(name, int(part["offset"]), text.encode("utf-8"))
         return parse_rows(text)
 
-    def rows(self, name: str) -> tuple[Mapping[str, Any], ...]:
-        """Return the rows that are here."""
+    def rows(self, name: str, end: int | None = None) -> tuple[Mapping[str, Any], ...]:
+        """Return the rows that are here, of the first `end` bytes."""
         path = self.folder / name
-        return parse_rows(path.read_text("utf-8")) if path.is_file() else ()
+        if not path.is_file():
+            return ()
+        with path.open("rb") as file:
+            return parse_rows(file.read(-1 if end is None else end).decode("utf-8"))
 
-    def log_tail(self) -> str:
-        """Return the end of the log here, from a line's beginning, at most 64 KiB."""
+    def log_tail(self, end: int | None = None) -> str:
+        """Return the end of the log here, or of its first `end` bytes: whole lines, at most 64 KiB."""
         if not self.log_path.is_file():
             return ""
         with self.log_path.open("rb") as file:
-            size = file.seek(0, 2)
+            size = file.seek(0, 2) if end is None else end
             file.seek(max(0, size - TAIL_BYTES))
-            data = file.read()
+            data = file.read(min(size, TAIL_BYTES))
         if size > TAIL_BYTES:
             data = data.partition(b"\n")[2]
         return data.decode("utf-8", "replace")

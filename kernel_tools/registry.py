@@ -34,6 +34,7 @@ class RunRecord:
     argv: tuple[str, ...] = ()
     artifacts: tuple[str, ...] = ()  # globs relative to the work folder
     images_root: str | None = None  # the data set's folder here, to draw predictions from
+    inputs: tuple[str, ...] | None = None  # objects in the store that it reads; None: not known
 
 
 class Registry:
@@ -69,6 +70,7 @@ class Registry:
         known = {f.name for f in dataclasses.fields(RunRecord)}
         for name in ("argv", "artifacts"):
             data[name] = tuple(data.get(name, ()))
+        data["inputs"] = None if data.get("inputs") is None else tuple(data["inputs"])
         return RunRecord(**{key: value for key, value in data.items() if key in known})
 
     def last_state(self, run_id: str) -> str | None:

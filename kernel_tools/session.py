@@ -15,6 +15,7 @@ from kernel_tools.connect import open_connection
 from kernel_tools.connection import Connection, open_store
 from kernel_tools.errors import (
     AgentError,
+    ConfigurationError,
     FetchError,
     InvalidArgumentError,
     KernelConnectionError,
@@ -47,11 +48,14 @@ from kernel_tools.run import Run
 from kernel_tools.settings import Settings, find_project_dir, load_settings
 
 if TYPE_CHECKING:
+    from kernel_tools.datasets.inventory import Claims, Inventory
     from kernel_tools.datasets.reference import DatasetReference
     from kernel_tools.kernels.base import CellOutput
     from kernel_tools.receipt import Receipt
     from kernel_tools.resuming import ResumePoint
+    from kernel_tools.stores.base import ObjectStore
     from kernel_tools.sync import SyncPlan, SyncReport
+    from kernel_tools.views.compare import Comparison
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +233,7 @@ class Session:
         object_name: str | None = None,
         expected_root: str | None = None,
         sha256: str | None = None,
+        config: str | None = None,
         to: str = "s3",
         force: bool = False,
         dry_run: bool = False,
@@ -237,21 +242,49 @@ class Session:
     ) -> DatasetReference:
         """Pack, hash and upload a data set once; return a reference that launches can name.
 
+        Args:
+            path: a folder or an archive; None for an object that is there already.
+            name: what launches call it (default: from the file or folder name).
+            object_name: the object's key (default: from name and hash; on the hub from the name).
+            expected_root: where it unpacks to in a run's work folder (default: `data/<top folder>`).
+            sha256: what the archive must have.
+            config: a configuration whose `data.archive_object`, `archive_sha256` and `root` stand for what
+                is not given.
+            to: `s3` for the store that is configured or embedded, `hf://ORG/REPO` for a data set
+                repository of the hub (made private), `hf://ORG/REPO/FILE` with the object's name.
+            force: stage what looks like credentials; replace another object of that name.
+            dry_run: read and hash, but send and record nothing.
+            on: whose store.
+            on_progress: bytes done, and in all.
+
         Raises:
             StagingError: the folder or archive is not fit to be staged.
             StoreError: the store does not take it.
         """
         from kernel_tools.datasets import stage
+        from kernel_tools.datasets.configured import archive_of
 
-        if to != "s3":
+        if config is not None:
+            given = archive_of(config, project_dir=self.project_dir, settings=self.settings())
+            name, object_name = name or given.name, object_name or given.object
+            expected_root, sha256 = expected_root or given.root, sha256 or given.sha256
+        if to.startswith("hf://"):
+            from kernel_tools.stores.hub import parse_place
+
+            repository, key = parse_place(to)
+            object_name, store = object_name or key, self._hub(repository)
+        elif to != "s3":
             raise InvalidArgumentError(
-                f"--to {to!r} is not a store that data can be staged to.", hint="Give s3."
+                f"--to {to!r} is not a store that data can be staged to.",
+                hint="Give s3 or hf://ORG/REPO.",
             )
+        elif dry_run and path is not None and not self._reachable():
+            store = None
+        else:
+            store = self._store(on)
         return stage(
             None if path is None else self._resolve(path),
-            store=None
-            if dry_run and path is not None and not self._reachable()
-            else self._store(on),
+            store=store,
             project_dir=self.project_dir,
             name=name,
             object_name=object_name,
@@ -261,6 +294,110 @@ class Session:
             dry_run=dry_run,
             on_progress=on_progress,
         )
+
+    def store_objects(self, prefix: str = "", *, to: str = "s3", on: str | None = None) -> Inventory:
+        """List what is in the store: whose each object is, what it costs, what a live run needs.
+
+        Args:
+            prefix: only objects whose names begin so, or those of a run or data set of that name.
+            to: `s3`, or `hf://ORG/REPO`.
+            on: whose store.
+
+        Raises:
+            StoreError: the store does not answer, or refuses.
+        """
+        from kernel_tools.datasets.inventory import take
+
+        return take(self._store_at(to, on), self._claims(on)).below(prefix)
+
+    def remove_objects(
+        self, names: Sequence[str], *, dry_run: bool = True, to: str = "s3", on: str | None = None
+    ) -> Inventory:
+        """Remove objects, or all of a run or a data set, from the store; return what goes or would go.
+
+        Args:
+            names: object names, their beginnings with a final `/`, ids of runs, names of data sets.
+            dry_run: only tell; nothing is removed.
+            to: `s3`, or `hf://ORG/REPO`.
+            on: whose store.
+
+        Raises:
+            ObjectNotFoundError: a name fits nothing.
+            StagingError: a live run needs one of them; nothing was removed.
+            StoreError: the store does not answer, or refuses.
+        """
+        from kernel_tools.datasets.inventory import chosen, take
+
+        store = self._store_at(to, on)
+        doomed = chosen(take(store, self._claims(on)), names)
+        return doomed if dry_run else doomed.remove_from(store)
+
+    def push_weights(
+        self,
+        run_id: str | None = None,
+        *,
+        to: str,
+        weights: str = "best",
+        source: str = "kernel",
+        on: str | None = None,
+    ) -> str:
+        """Put a run's weights into a model repository of the hub, private where it is made.
+
+        They come here first, verified; `HF_TOKEN` stays here.
+
+        Args:
+            run_id: an id or a part of it (default: the last run).
+            to: `hf://ORG/REPO`, or `hf://ORG/REPO/FILE` for another name than `best.pt`.
+            weights: `best`, `last` or `epoch_<N>`.
+            source: `kernel`, or `store` where the run's machine is gone.
+            on: the connection's name.
+
+        Returns:
+            Where they are: `hf://ORG/REPO/FILE`, as `model.weights` takes it.
+
+        Raises:
+            InvalidArgumentError: `to` is no place on the hub.
+            FetchError: the run has no such weights.
+            StoreError: the hub does not take them.
+        """
+        from kernel_tools.stores.base import SHA256_KEY
+        from kernel_tools.stores.hub import HubStore, parse_place
+
+        repository, key = parse_place(to)
+        key = key or f"{weights}.pt"
+        run = (self.stored_run if source == "store" else self.run)(run_id, on=on)
+        (file,) = run.fetch(f"weights/{weights}.pt")
+        hub = HubStore.from_settings(self.settings(), repository, kind="model")
+        hub.put(file.path, key, metadata={SHA256_KEY: file.sha256, "run": run.id})
+        return f"hf://{repository}/{key}"
+
+    def _store_at(self, to: str, on: str | None) -> ObjectStore:
+        if to.startswith("hf://"):
+            from kernel_tools.stores.hub import parse_place
+
+            return self._hub(parse_place(to)[0])
+        if to != "s3":
+            raise InvalidArgumentError(f"{to!r} is no store.", hint="Give s3 or hf://ORG/REPO.")
+        store: ObjectStore = self._store(on)
+        return store
+
+    def _hub(self, repository: str) -> ObjectStore:
+        from kernel_tools.stores.hub import HubStore
+
+        return HubStore.from_settings(self.settings(), repository)
+
+    def _claims(self, on: str | None) -> Claims:
+        """Return which runs go on and what they read, as far as is known here and on the remote."""
+        from kernel_tools.datasets.inventory import Claims, may_be_live
+
+        live: dict[str, tuple[str, ...] | None] = {}
+        for row in self.runs(on=on):
+            if may_be_live(row.state, row.created_at):
+                try:
+                    live[row.run_id] = self.registry.load(row.run_id).inputs
+                except RunNotFoundError:  # another project's
+                    live[row.run_id] = None
+        return Claims(live, self._known_references())
 
     def _reachable(self) -> bool:
         """True where a store can be asked: a connection brings one, or one is configured."""
@@ -596,6 +733,26 @@ class Session:
             ) from error
         return self._adopt(run)
 
+    def stored_run(self, run_id: str | None = None, *, on: str | None = None) -> Run:
+        """Return a run as its pushes left it in the store, whether its machine is there or not.
+
+        Its files, figures and log are those of the last push; it cannot be told anything.
+
+        Args:
+            run_id: an id, or a part that fits one run here or in the store (default: the last run).
+            on: whose store (default: the one that is configured, or of the last connection made).
+
+        Raises:
+            RunNotFoundError: the store has nothing of it.
+            StoreError: the store does not answer, or refuses.
+        """
+        from kernel_tools.pushed import find_pushed, stored
+
+        store = self._store(on)
+        if run_id is None:
+            run_id = self.run(on=on).id
+        return stored(find_pushed(store, self._complete(run_id)), store, registry=self.registry)
+
     def runs(self, *, on: str | None = None) -> tuple[RunRow, ...]:
         """List this project's runs and the remote's, newest first.
 
@@ -629,6 +786,33 @@ class Session:
                 )
         return tuple(rows[run_id] for run_id in sorted(rows, reverse=True))
 
+    def compare(self, *run_ids: str, on: str | None = None) -> Comparison:
+        """Put runs beside each other: what differs in their settings, their figures, their curves.
+
+        Those that this machine saw end need no connection.
+
+        Args:
+            run_ids: ids, or unambiguous parts (default: all runs of this session).
+            on: the connection's name.
+
+        Raises:
+            InvalidArgumentError: they are fewer than two.
+            RunNotFoundError: there is no such run.
+        """
+        from kernel_tools.comparing import compared, kept
+        from kernel_tools.views.compare import Comparison
+
+        wanted = dict.fromkeys(self._complete(run_id) for run_id in run_ids or self._runs)
+        if len(wanted) < 2:
+            raise InvalidArgumentError(
+                "two runs or more are needed to compare them.", hint="%remote_runs lists the runs."
+            )
+        runs = []
+        for run_id in wanted:
+            ended = None if run_id in self._runs else kept(self.registry, run_id)
+            runs.append(ended or compared(self.run(run_id, on=on)))
+        return Comparison(tuple(runs))
+
     # Inside ----------------------------------------------------------------------------------
 
     def _carry_out(
@@ -646,16 +830,30 @@ class Session:
         return self._launch(request, connection or self.connection(on), report)
 
     def _launch(self, request: LaunchRequest, connection: Connection, report: Report) -> Run:
-        store = self._store(connection.name) if request.references else None
+        from kernel_tools.stores.base import HUB
+
+        in_bucket = any(reference.store != HUB for reference in request.references)
+        store = self._store(connection.name) if in_bucket else None
         run = launch(
             request,
             connection=connection,
             store=store,
             registry=self.registry,
             project_dir=self.project_dir,
+            push_to=self._push_store(request.options, store, connection),
+            hub=self._hub,
             report=report,
         )
         return self._adopt(run)
+
+    def _push_store(
+        self, options: LaunchOptions, store: ObjectStore | None, connection: Connection
+    ) -> ObjectStore | None:
+        """Return the store that a run's files go to: where one is at hand, or was asked for."""
+        at_hand = store is not None or self.settings().get("MINIO_ENDPOINT") is not None
+        if options.push is False or (options.push is None and not at_hand):
+            return None
+        return self._store(connection.name) if store is None else store
 
     def _judge(
         self,
@@ -736,8 +934,34 @@ class Session:
             return None, None
         if resuming.is_file(resume):
             return None, resuming.of_file(self._resolve(resume))
-        source = self.run(resume, on=on)
+        try:
+            source = self.run(resume, on=on)
+        except RunNotFoundError:  # another machine; is it in the store?
+            return self._resume_from_store(resume, on)
         return source, resuming.of_run(source)
+
+    def _resume_from_store(self, run_id: str, on: str | None) -> tuple[Run, ResumePoint]:
+        """Return a run that this machine does not know, and its last checkpoint, from the store.
+
+        Raises:
+            RunNotFoundError: the store does not know it either.
+        """
+        from kernel_tools import resuming
+        from kernel_tools.pushed import StoreLink
+        from kernel_tools.pushing import life_seconds
+
+        where = self.connection(on).name
+        try:
+            source = self.stored_run(run_id, on=on)
+        except (RunNotFoundError, ConfigurationError) as error:
+            raise RunNotFoundError(
+                f"{where} does not know the run {run_id}, and no store has it: {error}"
+            ) from error
+        assert isinstance(source.link, StoreLink)
+        point = resuming.of_pushed(
+            source.link.pushed, source.link.store, expires_seconds=life_seconds(None)
+        )
+        return source, point
 
     def _references_of(
         self, inputs: Sequence[Mapping[str, Any]], on: str | None
@@ -755,7 +979,18 @@ class Session:
             previous.detach()
         self._runs[run.id] = run
         self._last_run = run.id
+        if isinstance(run.link, Connection):
+            self._renew_links(run, run.link)
         return run.watch()
+
+    def _renew_links(self, run: Run, connection: Connection) -> None:
+        """Sign the links that the run pushes by anew, while there is contact and when it is time."""
+        from kernel_tools.pushing import Renewal, life_seconds
+
+        renewal = Renewal(
+            lambda: self._store(connection.name), connection, run.id, life=life_seconds(None)
+        )
+        run.subscribe(renewal)
 
     def _newest_first(self) -> list[Run]:
         """The runs of this session, the last one launched or taken up first."""
@@ -796,7 +1031,10 @@ class Session:
     def _reference(self, ref: str) -> DatasetReference:
         from kernel_tools.datasets.reference import DatasetRegistry
 
-        return DatasetRegistry(self.project_dir).resolve(ref)
+        known = DatasetRegistry(self.project_dir)
+        if ref.startswith("hf://") and not known.knows(ref):
+            return self.stage_dataset(to=ref)
+        return known.resolve(ref)
 
 
 _default: Session | None = None

@@ -24,10 +24,10 @@ from kernel_tools.errors import (
     KernelToolsError,
     WaitTimeoutError,
 )
-from kernel_tools.mirror import METRICS, STEPS, RunMirror, unpack
+from kernel_tools.mirror import METRICS, STEPS, Offsets, RunMirror, unpack
 from kernel_tools.redact import redact, redact_all
 from kernel_tools.registry import RunRecord, write_json
-from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce
+from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce, thinned
 
 POLL_SECONDS: Final = 1.0
 SLOWEST_POLL_SECONDS: Final = 15.0  # after lost contact the pause doubles up to this
@@ -93,17 +93,19 @@ class RunWatcher:
         self._view: int | None = None  # how far the log was shown, where the mirror is behind that
         self._filling: threading.Thread | None = None
         self._key = secrets.token_hex(6)
-        tail = mirror.log_tail()
+        # How far this watcher has read. The mirror may be ahead: another notebook writes to it too.
+        self._have = mirror.offsets()
+        tail = mirror.log_tail(self._have.log)
         self._snapshot = RunSnapshot(
             run_id=record.run_id,
             name=record.name,
             sync=record.sync or None,
             where=link.where,
             local_dir=mirror.folder,
-            metrics=mirror.rows(METRICS),
-            steps=mirror.rows(STEPS),
+            metrics=mirror.rows(METRICS, self._have.metrics),
+            steps=thinned(mirror.rows(STEPS, self._have.steps)),
             log_tail=tuple(tail.split("\n")) if tail else (),
-            log_size=mirror.offsets().log,
+            log_size=self._have.log,
         )
 
     @property
@@ -251,8 +253,7 @@ class RunWatcher:
 
     def _poll(self, *, timeout_seconds: float = 60.0) -> bool:
         """Poll once; return True while there is more to read at once."""
-        have = self._mirror.offsets()
-        view = self._view
+        have, view = self._have, self._view
         answer = self._link.call(
             "poll",
             remote_dir=self._record.remote_dir,
@@ -264,25 +265,27 @@ class RunWatcher:
             timeout_seconds=timeout_seconds,
         )
         size = int(answer["log"]["size"])
-        if view is None:
-            text, shown = self._mirror.write_log(answer["log"]), self._mirror.offsets().log
-        else:
-            data = unpack(answer["log"])
-            text, shown = data.decode("utf-8", "replace"), int(answer["log"]["offset"]) + len(data)
+        data = unpack(answer["log"]) if view is not None else self._mirror.write_log(answer["log"])
+        shown = int(answer["log"]["offset"]) + len(data)
+        if view is not None:
             self._see(shown)
         metrics = self._mirror.write_rows(METRICS, answer["metrics"])
         steps = self._mirror.write_rows(STEPS, answer["steps"])
-        parts = self._mirror.offsets().of_part()
-        more = shown < size or any(
-            parts[part] < int(answer[part]["size"]) for part in ("metrics", "steps")
-        )
+        read = {
+            part: 0
+            if rows is None
+            else int(answer[part]["offset"]) + len(answer[part]["data"].encode())
+            for part, rows in (("metrics", metrics), ("steps", steps))
+        }
+        self._have = Offsets(shown, read["metrics"], read["steps"])
+        more = shown < size or any(read[part] < int(answer[part]["size"]) for part in read)
         event = Polled(
             status=redact_all(answer["status"]),
             agent=answer["agent"],
             agent_alive=bool(answer["agent_alive"]),
             boot_id=str(answer["boot_id"]),
             agent_heartbeat_age_seconds=answer.get("agent_heartbeat_age_seconds"),
-            log_text=redact(text),
+            log_text=redact(data.decode("utf-8", "replace")),
             log_size=size,
             metrics=metrics or (),
             steps=steps or (),
@@ -303,7 +306,7 @@ class RunWatcher:
         """Note how far the log is shown; negative: from so many bytes before its end on."""
         with self._changed:
             # The other thread may have come up to it meanwhile: then it is the mirror that is shown.
-            self._view = None if view == self._mirror.offsets().log else view
+            self._view = None if 0 <= view <= self._mirror.offsets().log else view
 
     def _fill(self) -> None:
         """Start the thread that brings what lies before the view, unless it is at work."""

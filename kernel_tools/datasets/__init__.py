@@ -8,7 +8,7 @@ from kernel_tools.datasets.reference import (
     input_of,
     inputs_for,
 )
-from kernel_tools.datasets.sizing import DiskNeed, disk_need
+from kernel_tools.datasets.sizing import DiskNeed, disk_need, disk_to_rent
 from kernel_tools.datasets.staging import stage
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "DatasetRegistry",
     "DiskNeed",
     "disk_need",
+    "disk_to_rent",
     "input_of",
     "inputs_for",
     "stage",

@@ -7,21 +7,26 @@ images do not shrink and a GPU host should not spend its time on gzip.
 from __future__ import annotations
 
 import fnmatch
-import hashlib
-import io
+import functools
 import os
 import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final
+from typing import IO, BinaryIO, Final, cast
 
+from kernel_tools.datasets.refusals import (
+    check_member_name,
+    is_notebook,
+    refuse_credentials,
+    refuse_notebooks,
+)
+from kernel_tools.datasets.stream import TRAILER_BYTES, Member, TarStream
 from kernel_tools.errors import StagingError
 
-BLOCK_BYTES: Final = 1 << 20
 # Suffix -> format. The format names are those of a job's inputs.
 FORMATS: Final = {".tar": "tar", ".tar.gz": "tar.gz", ".tgz": "tar.gz", ".zip": "zip"}
 # Left out of a folder without a word: nothing of a data set.
@@ -33,11 +38,6 @@ IGNORED: Final = (
     "__pycache__",
     ".kernel_tools",
 )
-# Never staged unless forced: what holds credentials.
-FORBIDDEN: Final = (
-    ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*",
-    "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".npmrc", "kaggle.json", "credentials", "credentials.json",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +61,6 @@ class ArchiveFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    path: Path
-    size_bytes: int
-    header: bytes
-
-
-@dataclass(frozen=True, slots=True)
 class FolderArchive:
     """A folder, scanned: from it the same tar stream can be made any number of times.
 
@@ -77,7 +70,7 @@ class FolderArchive:
     """
 
     folder: Path
-    entries: tuple[_Entry, ...]
+    members: tuple[Member, ...]
     size_bytes: int
 
     @property
@@ -86,97 +79,15 @@ class FolderArchive:
         top = self.folder.resolve().name
         return ArchiveFacts(
             "tar",
-            len(self.entries),
-            sum(entry.size_bytes for entry in self.entries),
+            len(self.members),
+            sum(member.size_bytes for member in self.members),
             (top,),
             f"data/{top}",
         )
 
-    def blocks(self) -> Iterator[bytes]:
-        """Yield the tar's bytes.
-
-        Raises:
-            StagingError: a file changed its size or vanished since the scan.
-        """
-        for entry in self.entries:
-            yield entry.header
-            left = entry.size_bytes
-            try:
-                with entry.path.open("rb", buffering=0) as file:
-                    while left > 0:
-                        block = file.read(min(left, BLOCK_BYTES))
-                        if not block:
-                            break
-                        left -= len(block)
-                        yield block
-                    grown = bool(file.read(1))
-            except OSError as error:
-                raise StagingError(f"{entry.path} cannot be read: {error.strerror}.") from error
-            if left or grown:
-                raise StagingError(
-                    f"{entry.path} changed while it was being read.",
-                    hint="Stage again once nothing writes to the folder.",
-                )
-            yield bytes(-entry.size_bytes % tarfile.BLOCKSIZE)
-        yield bytes(2 * tarfile.BLOCKSIZE)
-
-    def open(self) -> BlockReader:
+    def open(self) -> TarStream:
         """Return the tar as a stream."""
-        return BlockReader(self.blocks())
-
-
-class BlockReader(io.RawIOBase):
-    """A readable stream over blocks of bytes of any size."""
-
-    def __init__(self, blocks: Iterable[bytes]) -> None:
-        self._blocks = iter(blocks)
-        self._rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        parts: list[memoryview | bytes] = []
-        wanted = size if size >= 0 else None
-        while wanted is None or wanted > 0:
-            if not self._rest:
-                block = next(self._blocks, None)
-                if block is None:
-                    break
-                self._rest = memoryview(block)
-            taken = self._rest if wanted is None else self._rest[:wanted]
-            self._rest = self._rest[len(taken) :]
-            if wanted is not None:
-                wanted -= len(taken)
-            parts.append(taken)
-        return b"".join(parts)
-
-
-class VerifyingReader(io.RawIOBase):
-    """Passes a stream on, and refuses to give its last bytes where they would not make up `sha256`."""
-
-    def __init__(
-        self, source: BinaryIO | io.RawIOBase, *, size_bytes: int, sha256: str, what: str
-    ) -> None:
-        self._source = source
-        self._left = size_bytes
-        self._sha256 = sha256
-        self._what = what
-        self._digest = hashlib.sha256()
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        block = self._source.read(size) or b""
-        self._digest.update(block)
-        self._left -= len(block)
-        if self._left <= 0 and self._digest.hexdigest() != self._sha256:
-            raise StagingError(
-                f"{self._what} changed while it was being uploaded; nothing was stored.",
-                hint="Stage again once nothing writes to it.",
-            )
-        return block
+        return TarStream(self.members)
 
 
 def scan_folder(folder: Path, *, force: bool = False) -> FolderArchive:
@@ -187,7 +98,7 @@ def scan_folder(folder: Path, *, force: bool = False) -> FolderArchive:
 
     Raises:
         StagingError: it is empty, holds something that is no file, a name that cannot travel, a circle of
-            links, or (unless `force`) a file of credentials.
+            links, or (unless `force`) a file of credentials or a notebook with outputs.
     """
     top = folder.resolve().name
     found = sorted(_walk(folder, PurePosixPath(top), ()), key=lambda item: item[0])
@@ -195,14 +106,19 @@ def scan_folder(folder: Path, *, force: bool = False) -> FolderArchive:
         raise StagingError(f"{folder} holds no file to stage.")
     if not force:
         refuse_credentials(name for name, _, _ in found)
-    entries = []
+        refuse_notebooks(
+            (name, size_bytes, path.read_bytes)
+            for name, path, size_bytes in found
+            if is_notebook(name)
+        )
+    members = []
     for name, path, size_bytes in found:
         info = tarfile.TarInfo(name)
         info.size = size_bytes
         info.mode = 0o644
-        entries.append(_Entry(path, size_bytes, info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")))
-    size = sum(len(e.header) + e.size_bytes + -e.size_bytes % tarfile.BLOCKSIZE for e in entries)
-    return FolderArchive(folder, tuple(entries), size + 2 * tarfile.BLOCKSIZE)
+        members.append(Member(path, size_bytes, info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")))
+    size = sum(member.archived_bytes for member in members)
+    return FolderArchive(folder, tuple(members), size + TRAILER_BYTES)
 
 
 def _walk(
@@ -230,44 +146,6 @@ def _walk(
             yield (name / entry.name).as_posix(), Path(entry.path), status.st_size
         else:
             raise StagingError(f"{entry.path} is neither a file nor a folder.", hint="Remove it.")
-
-
-def check_member_name(name: str, *, where: str) -> None:
-    """Refuse a file name that cannot be written the same way on every machine.
-
-    Raises:
-        StagingError: it is no UTF-8, or holds a backslash or a control character.
-    """
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise StagingError(
-            f"A file name in {where} is not UTF-8: {name!r}.", hint="Rename it."
-        ) from None
-    if "\\" in name or any(ord(character) < 32 for character in name):
-        raise StagingError(
-            f"The file name {name!r} in {where} holds a backslash or a control character.",
-            hint="Rename it.",
-        )
-
-
-def refuse_credentials(names: Iterable[str]) -> None:
-    """Refuse names that look like credentials.
-
-    Raises:
-        StagingError: names the first of them and says how many there are.
-    """
-    bad = [
-        name
-        for name in names
-        if any(fnmatch.fnmatchcase(name.rpartition("/")[2].lower(), p) for p in FORBIDDEN)
-    ]
-    if bad:
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        raise StagingError(
-            f"{bad[0]}{more} would travel with the data set and may hold credentials.",
-            hint="Move it out of the folder, or give --force if it is harmless.",
-        )
 
 
 def archive_format(name: str) -> str:
@@ -300,10 +178,10 @@ def inspect_archive(file: BinaryIO, *, kind: str, what: str, force: bool = False
         file: the archive, seekable for zip.
         kind: its format.
         what: how messages call it.
-        force: let files of credentials pass.
+        force: let files of credentials and notebooks with outputs pass.
 
     Raises:
-        StagingError: it is damaged, of another kind than it says, empty, or holds credentials.
+        StagingError: it is damaged, of another kind than it says, empty, or holds what must not travel.
     """
     names: list[str] = []
     content_bytes = 0
@@ -314,12 +192,18 @@ def inspect_archive(file: BinaryIO, *, kind: str, what: str, force: bool = False
                     if not item.is_dir():
                         names.append(item.filename)
                         content_bytes += item.file_size
+                        if is_notebook(item.filename) and not force:
+                            read = functools.partial(archive.read, item)
+                            refuse_notebooks([(item.filename, item.file_size, read)])
         else:
             with tarfile.open(fileobj=file, mode="r|gz" if kind == "tar.gz" else "r|") as tar:
                 for member in tar:
                     if not member.isdir():
                         names.append(member.name)
                         content_bytes += member.size
+                        if is_notebook(member.name) and member.isfile() and not force:
+                            file_in = cast("IO[bytes]", tar.extractfile(member))
+                            refuse_notebooks([(member.name, member.size, file_in.read)])
     except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
         raise StagingError(
             f"{what} is no sound {kind} archive: {error}.", hint="Pack or download it again."
@@ -364,31 +248,3 @@ def roots_of(names: Iterable[str]) -> tuple[tuple[str, ...], str | None]:
     if tops[0] == "data" and len(below) == 1 and all(len(parts) > 2 for parts in paths):
         return tops, f"data/{below.pop()}"
     return tops, f"data/{tops[0]}"
-
-
-def hash_blocks(
-    blocks: Iterable[bytes], *, on_bytes: Callable[[int], None] | None = None
-) -> tuple[str, int]:
-    """Return (SHA-256 in hex, size in bytes)."""
-    digest = hashlib.sha256()
-    done = 0
-    for block in blocks:
-        digest.update(block)
-        done += len(block)
-        if on_bytes is not None:
-            on_bytes(done)
-    return digest.hexdigest(), done
-
-
-def file_blocks(path: Path) -> Iterator[bytes]:
-    """Yield a file's bytes.
-
-    Raises:
-        StagingError: it cannot be read.
-    """
-    try:
-        with path.open("rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                yield block
-    except OSError as error:
-        raise StagingError(f"{path} cannot be read: {error.strerror}.") from error

@@ -15,7 +15,7 @@ from typing import Any, Final
 from kernel_tools.datasets.sizing import DiskNeed, disk_need
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
 from kernel_tools.registry import write_json
-from kernel_tools.stores.base import ObjectStore
+from kernel_tools.stores.base import HUB, ObjectStore
 
 REGISTRY: Final = Path(".kernel_tools", "datasets.json")
 SCHEMA_VERSION: Final = 1
@@ -54,6 +54,11 @@ class DatasetReference:
     store: str
     bucket: str
     source_path: str | None
+
+    @property
+    def place(self) -> str:
+        """Where it is, as `--dataset` takes it: `s3://BUCKET/KEY` or `hf://ORG/REPO/FILE`."""
+        return f"{'hf' if self.store == HUB else 's3'}://{self.bucket}/{self.object}"
 
     @property
     def disk(self) -> DiskNeed:
@@ -103,10 +108,13 @@ def inputs_for(
             hint="Type: %stage_dataset again with the same path; it is sent only if it is not there.",
         )
     info = store.stat(reference.object)
-    if info is None or info.size_bytes != reference.size_bytes:
-        lost = "is no longer" if info is None else "was replaced"
+    replaced = info is not None and (
+        info.size_bytes != reference.size_bytes or info.sha256 not in (None, reference.sha256)
+    )
+    if info is None or replaced:
+        what = "was replaced since it was staged" if replaced else "is no longer there"
         raise ObjectNotFoundError(
-            f"{reference.object} {lost} in bucket {store.bucket}.",
+            f"{reference.object} in bucket {store.bucket} {what}.",
             hint="Stage the data set again.",
         )
     url = store.presign_get(reference.object, expires_seconds=expires_seconds)
@@ -187,8 +195,12 @@ class DatasetRegistry:
         with _locked(self.path):
             _write(self.path, self.load() | {reference.name: reference})
 
+    def knows(self, ref: str) -> bool:
+        """Tell whether `REF` means a data set of this project."""
+        return any(ref in (name, known.place) for name, known in self.load().items())
+
     def resolve(self, ref: str) -> DatasetReference:
-        """Return what `REF` means: a name, or the `s3://BUCKET/KEY` of a data set of this project.
+        """Return what `REF` means: a name, or `s3://BUCKET/KEY` or `hf://ORG/REPO/FILE` of a data set of this project.
 
         Raises:
             InvalidArgumentError: there is none; names those that there are.
@@ -196,8 +208,12 @@ class DatasetRegistry:
         """
         known = self.load()
         for name, reference in known.items():
-            if ref in (name, f"s3://{reference.bucket}/{reference.object}"):
+            if ref in (name, reference.place):
                 return reference
+        if ref.startswith("hf://"):
+            raise InvalidArgumentError(
+                f"{ref} is not known in this project.", hint=f"Type: %stage_dataset --to {ref}"
+            )
         if ref.startswith("s3://"):
             key = ref.removeprefix("s3://").partition("/")[2]
             raise InvalidArgumentError(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +36,23 @@ class DiskNeed:
         """The sum, and 30 % on top."""
         used = self.staged_bytes + self.extracted_bytes + self.checkpoints_bytes
         return round(used * (1 + HEADROOM))
+
+    def __add__(self, other: DiskNeed) -> DiskNeed:
+        """The disk for both data sets and one run on them."""
+        return DiskNeed(
+            self.staged_bytes + other.staged_bytes,
+            self.extracted_bytes + other.extracted_bytes,
+            max(self.checkpoints_bytes, other.checkpoints_bytes),
+        )
+
+
+def disk_to_rent(needs: Iterable[DiskNeed]) -> DiskNeed:
+    """Return what one run on all of these data sets needs.
+
+    Raises:
+        ValueError: there is none.
+    """
+    return functools.reduce(operator.add, needs)
 
 
 def disk_need(

@@ -17,12 +17,9 @@ from urllib.parse import quote, unquote
 
 from kernel_tools.datasets.archive import (
     ArchiveFacts,
-    VerifyingReader,
     archive_format,
     archive_stem,
-    file_blocks,
     first_member,
-    hash_blocks,
     inspect_archive,
     scan_folder,
 )
@@ -33,8 +30,9 @@ from kernel_tools.datasets.reference import (
     check_root,
     name_from,
 )
+from kernel_tools.datasets.stream import VerifyingReader, blocks_of, file_blocks, hash_blocks
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
-from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, ObjectStore, Progress, check_key
+from kernel_tools.stores.base import HUB, SHA256_KEY, ObjectInfo, ObjectStore, Progress, check_key
 
 
 def stage(
@@ -57,7 +55,8 @@ def stage(
         store: where to; None is enough for a dry run of a path.
         project_dir: whose `.kernel_tools/datasets.json` gets the reference; relative paths start here.
         name: what to call it (default: from the file or folder name).
-        object_name: the object's key (default: `datasets/<name>/<sha256>.<format>`).
+        object_name: the object's key (default: `datasets/<name>/<sha256>.<format>`; on the hub
+            `<name>.<format>`, whose history keeps the earlier ones).
         expected_root: where it unpacks to in a run's work folder (default: `data/<top folder>`).
         sha256: what the archive must have.
         force: stage files that look like credentials; replace another object under `object_name`.
@@ -122,7 +121,7 @@ def _open_source(path: Path, *, force: bool) -> _Source:
             stem=path.resolve().name,
             format="tar",
             size_bytes=folder.size_bytes,
-            hash=lambda tick: hash_blocks(folder.blocks(), on_bytes=tick),
+            hash=lambda tick: hash_blocks(blocks_of(folder.open()), on_bytes=tick),
             open=lambda: cast("BinaryIO", folder.open()),
             facts=lambda: folder.facts,
         )
@@ -170,7 +169,7 @@ def _upload(
             hint="Download or pack it again, or give the right --sha256.",
         )
     name = name_from(source.stem) if name is None else name
-    key = object_name or f"datasets/{name}/{digest}.{source.format}"
+    key = object_name or _key(store, name, digest, source.format)
     there = store.stat(key) if store is not None else None
     if there is not None and (there.sha256, there.size_bytes) != (digest, size_bytes):
         if not force and object_name is not None:
@@ -211,6 +210,12 @@ def _upload(
     )
 
 
+def _key(store: ObjectStore | None, name: str, digest: str, kind: str) -> str:
+    if store is not None and store.name == HUB:
+        return f"{name}.{kind}"
+    return f"datasets/{name}/{digest}.{kind}"
+
+
 # -- from an object --------------------------------------------------------------------------------
 
 
@@ -219,6 +224,7 @@ def _existing(
 ) -> DatasetReference:
     info = store.stat(key)
     if info is None:
+        store.read_range(key, offset=0, length=1)  # says whether it is the bucket that is missing
         raise ObjectNotFoundError(
             f"There is no object {key} in bucket {store.bucket}.",
             hint="Check the name, or stage the folder or archive itself.",

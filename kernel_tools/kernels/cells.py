@@ -7,6 +7,7 @@ Python 3.8, stdlib and IPython >= 7 only. A cell leaves no name in the user's na
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Mapping
@@ -23,8 +24,8 @@ KEPT_OUT_OF_HISTORY: Final = (
 # In a kernel of ours the history database is off for whatever else runs there.
 QUIET_CELL: Final = KEPT_OUT_OF_HISTORY + "get_ipython().history_manager.enabled = False\n"
 
-# The frame: runs `function(**arguments)` of a module and prints one line, `<nonce>{json}`.
-# Errors are values too; a stack trace is text for the log, not for the person.
+# The frame: a module of its own in the kernel, whose `answer` runs `function(**arguments)` of another and
+# prints one line, `<nonce>{json}`. Errors are values too; a stack trace is text for the log.
 _FRAME: Final = """
 import base64, json, linecache, os, sys, traceback, zlib
 
@@ -57,8 +58,7 @@ def load_package(name, folder, api):
 class AgentMissing(Exception):
     pass
 
-try:
-    call = json.loads(zlib.decompress(base64.b64decode(call)))
+def result_of(call, blob):
     if "source" in call:
         module = load_source(call["module"], call["source"])
     else:
@@ -75,22 +75,36 @@ try:
         call["arguments"][call["blob"]] = data
     elif "blob" in call:
         call["arguments"][call["blob"]] = base64.b64decode(blob)
-    reply = {"result": getattr(module, call["function"])(**call["arguments"])}
+    result = getattr(module, call["function"])(**call["arguments"])
     if call.get("blob_file") and os.path.exists(call["blob_file"]):
         os.unlink(call["blob_file"])
-except Exception as error:
-    reply = {"error": {"type": type(error).__name__, "message": str(error),
-                       "traceback": traceback.format_exc()}}
-print(nonce + json.dumps(reply))
-# IPython keeps the text of every cell for tracebacks; a poll a second would pile up.
-cell = sys._getframe(1).f_code.co_filename
-for cache in (linecache.cache, getattr(linecache, "_ipython_cache", {})):
-    cache.pop(cell, None)
+    return result
+
+def answer(nonce, call, blob=None):
+    try:
+        call = json.loads(zlib.decompress(base64.b64decode(call)))
+        reply = {"result": result_of(call, blob)}
+    except Exception as error:
+        reply = {"error": {"type": type(error).__name__, "message": str(error),
+                           "traceback": traceback.format_exc()}}
+    print(nonce + json.dumps(reply))
+    # IPython keeps the text of every cell for tracebacks; a poll a second would pile up.
+    cell = sys._getframe(1).f_code.co_filename
+    for cache in (linecache.cache, getattr(linecache, "_ipython_cache", {})):
+        cache.pop(cell, None)
 """
+_FRAME_NAME: Final = f"_kernel_tools_frame_{hashlib.sha256(_FRAME.encode()).hexdigest()[:8]}"
+# What a short cell prints behind its nonce where the kernel does not have the frame: new, or restarted.
+FRAME_ABSENT: Final = "absent"
+_INSTALL: Final = (
+    "import sys, types, zlib, base64\n"
+    "module = sys.modules[name] = types.ModuleType(name)\n"
+    "exec(zlib.decompress(base64.b64decode(source)), module.__dict__)\n"
+)
 
 
 def call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None) -> str:
-    """Return the cell that makes one call.
+    """Return the cell that makes one call, whatever the kernel has; it lays the frame there.
 
     Args:
         nonce: starts the line of the reply.
@@ -98,11 +112,30 @@ def call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None)
         blob: bytes handed over as the argument that `call["blob"]` names; or, larger, they lie in the
             remote file `call["blob_file"]`, which is removed.
     """
-    handed = {"nonce": nonce, "call": _packed(json.dumps(call).encode())}
+    handed = json.dumps({"name": _FRAME_NAME, "source": _packed(_FRAME.encode())})
+    lay = f"exec({json.dumps(_INSTALL)}, {handed})"
+    return f"{KEPT_OUT_OF_HISTORY}{lay}\n{_module()}.answer({_words(nonce, call, blob)})\n"
+
+
+def short_call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None) -> str:
+    """Return the cell that makes one call where the frame is; where it is not, it prints FRAME_ABSENT.
+
+    IPython's work grows with a cell's text, and compiling the frame costs more than most calls.
+    """
+    absent = f'lambda nonce, *_: print(nonce + "{FRAME_ABSENT}")'
+    found = f'getattr({_module()}, "answer", {absent})'
+    return f"{KEPT_OUT_OF_HISTORY}{found}({_words(nonce, call, blob)})\n"
+
+
+def _module() -> str:
+    return f'__import__("sys").modules.get("{_FRAME_NAME}")'
+
+
+def _words(nonce: str, call: Mapping[str, Any], blob: bytes | None) -> str:
+    words = [nonce, _packed(json.dumps(call).encode())]
     if blob is not None:
-        handed["blob"] = base64.b64encode(blob).decode()
-    frame = f'__import__("zlib").decompress(__import__("base64").b64decode("{_FRAME_PACKED}"))'
-    return f"{KEPT_OUT_OF_HISTORY}exec({frame}, {json.dumps(handed)})\n"
+        words.append(base64.b64encode(blob).decode())
+    return ", ".join(map(json.dumps, words))
 
 
 @cache
@@ -114,6 +147,3 @@ def module_source(name: str) -> str:
 def _packed(data: bytes) -> str:
     # base64, not base85: Python decodes the latter at 5 MB/s, which costs more than its 6 % saves.
     return base64.b64encode(zlib.compress(data, 6)).decode()
-
-
-_FRAME_PACKED: Final = _packed(_FRAME.encode())

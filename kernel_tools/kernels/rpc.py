@@ -29,7 +29,7 @@ from kernel_tools.errors import (
     SyncError,
 )
 from kernel_tools.kernels.base import CellResult, RemoteKernel, backoff_seconds
-from kernel_tools.kernels.cells import call_cell, module_source
+from kernel_tools.kernels.cells import FRAME_ABSENT, call_cell, module_source, short_call_cell
 
 AGENT_PACKAGE: Final = "kernel_tools_agent"
 # A file up to this size goes in a pack with others, a larger one alone.
@@ -136,6 +136,7 @@ class AgentClient:
         self._remote_dir = remote_dir
         self._resolved = False
         self._source = agent_source()
+        self._framed: RemoteKernel | None = None  # which kernel was seen to have the frame
         self._sleep = sleep
         self._clock = clock
 
@@ -310,13 +311,11 @@ class AgentClient:
         patience = self._attempt_seconds
         for wait in backoff_seconds():
             remaining = deadline - self._clock()
-            nonce = f"<{secrets.token_hex(8)}>"
+            patient = max(0.1, min(remaining, patience))
             try:
-                result = self.kernel.execute(
-                    call_cell(nonce, call, blob=blob),
-                    timeout_seconds=max(0.1, min(remaining, patience)),
-                )
-                return _reply_of(result, nonce)
+                reply = self._exchange(call, blob, patient)
+                # None: the kernel is new, or was restarted; the second cell lays what answers it.
+                return self._exchange(call, blob, patient) or {} if reply is None else reply
             except (KernelConnectionError, KernelTimeoutError) as error:
                 if self._clock() + wait >= deadline:
                     raise
@@ -325,6 +324,21 @@ class AgentClient:
                     patience *= 2
             self._sleep(wait)
         raise AssertionError  # pragma: no cover - the waits never end
+
+    def _exchange(
+        self, call: Mapping[str, Any], blob: bytes | None, timeout_seconds: float
+    ) -> dict[str, Any] | None:
+        """Send one cell; None where it was a short one and the kernel lacks what answers it."""
+        nonce = f"<{secrets.token_hex(8)}>"
+        short = self._framed is self.kernel
+        make = short_call_cell if short else call_cell
+        result = self.kernel.execute(make(nonce, call, blob=blob), timeout_seconds=timeout_seconds)
+        if short and nonce + FRAME_ABSENT in result.stdout:
+            self._framed = None
+            return None
+        reply = _reply_of(result, nonce)
+        self._framed = self.kernel
+        return reply
 
 
 def _reply_of(result: CellResult, nonce: str) -> dict[str, Any]:

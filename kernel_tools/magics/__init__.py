@@ -21,9 +21,8 @@ class _Loaded:
     matcher: Callable[[Any], Any]
 
 
-def load(ipython: Any) -> None:
-    """Register the magics and their completion; a second call changes nothing."""
-    from kernel_tools.magics.completion import matcher_for
+def families() -> tuple[Any, ...]:
+    """Return the classes that hold the magics, in the order of `kernel_tools.help()`."""
     from kernel_tools.magics.connect import ConnectMagics
     from kernel_tools.magics.judge import JudgeMagics
     from kernel_tools.magics.program import ProgramMagics
@@ -32,20 +31,24 @@ def load(ipython: Any) -> None:
     from kernel_tools.magics.stage import StageMagics
     from kernel_tools.magics.train import TrainMagics
 
+    return (
+        ConnectMagics,
+        RemoteMagics,
+        StageMagics,
+        TrainMagics,
+        ProgramMagics,
+        JudgeMagics,
+        RunMagics,
+    )
+
+
+def load(ipython: Any) -> None:
+    """Register the magics and their completion; a second call changes nothing."""
+    from kernel_tools.magics.completion import matcher_for
+
     if ipython in _loaded:
         return
-    instances = tuple(
-        family(shell=ipython)
-        for family in (
-            ConnectMagics,
-            RemoteMagics,
-            StageMagics,
-            TrainMagics,
-            ProgramMagics,
-            JudgeMagics,
-            RunMagics,
-        )
-    )
+    instances = tuple(family(shell=ipython) for family in families())
     for instance in instances:
         ipython.register_magics(instance)
     functions = {

@@ -16,9 +16,10 @@ from typing import Any, Final, TypeVar
 from IPython.core.error import UsageError
 from IPython.core.magic import cell_magic as ipython_cell_magic
 from IPython.core.magic import line_magic, output_can_be_silenced
-from IPython.core.magic_arguments import argument, magic_arguments
+from IPython.core.magic_arguments import argument, argument_group, magic_arguments
 
 from kernel_tools.errors import InvalidArgumentError, KernelToolsError
+from kernel_tools.magics.helptext import help_page
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -161,6 +162,7 @@ def magic(*arguments: Any) -> Callable[[Function], Function]:
     def decorate(method: Function) -> Function:
         declare = compose(output_can_be_silenced, line_magic, magic_arguments(), *arguments)
         declared: Function = declare(_in_one_line(method))
+        declared.__doc__ = help_page(declared.parser)  # type: ignore[attr-defined]
         return declared
 
     return decorate
@@ -172,6 +174,7 @@ def cell_magic(*arguments: Any) -> Callable[[Function], Function]:
     def decorate(method: Function) -> Function:
         declare = compose(ipython_cell_magic, magic_arguments(), *arguments)
         declared: Function = declare(_in_one_line(method))
+        declared.__doc__ = help_page(declared.parser, cell=True)  # type: ignore[attr-defined]
         return declared
 
     return decorate
@@ -247,6 +250,7 @@ overrides_argument = argument(
 
 # For whatever is launched; the detector's own commands take overrides besides.
 program_arguments = compose(
+    argument_group("Where it runs and on what"),
     argument(
         "--nproc-per-node",
         type=processes,
@@ -267,6 +271,7 @@ program_arguments = compose(
         metavar="REF",
         help="a staged data set; the first becomes data.root (repeatable)",
     ),
+    argument_group("What comes back"),
     argument(
         "--artifact",
         action="append",
@@ -280,7 +285,36 @@ program_arguments = compose(
         metavar="DIR",
         help="where fetched files go (default: artifacts/remote)",
     ),
+    argument(
+        "--push",
+        action="store_true",
+        default=None,
+        help="send weights, figures and log to the store at milestones and at the end (the default"
+        " where a store is configured, or data comes from one)",
+    ),
+    argument(
+        "--no-push",
+        action="store_false",
+        dest="push",
+        help="send nothing to the store; what is not fetched goes with the machine",
+    ),
+    argument(
+        "--push-epochs",
+        type=count,
+        default=1,
+        metavar="N",
+        help="a milestone every so many epochs, besides every best (default: 1)",
+    ),
+    argument(
+        "--push-minutes",
+        type=positive_number,
+        default=10.0,
+        metavar="M",
+        help="a milestone every so many minutes (default: 10)",
+    ),
+    argument_group("What travels"),
     sync_arguments,
+    argument_group("Limits"),
     argument(
         "--timeout", type=positive_number, metavar="SECONDS", help="end the run after so long"
     ),
@@ -301,6 +335,7 @@ program_arguments = compose(
         metavar="N",
         help="start a trainer that crashed again, so often, from its last checkpoint (default: 0)",
     ),
+    argument_group("How it is launched"),
     argument("--name", metavar="NAME", help="the run's name (default: from what is launched)"),
     argument("--wait", action="store_true", default=None, help="block until the run has ended"),
     argument(
@@ -331,6 +366,9 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_hours": args.max_hours,
         "stall_minutes": args.stall_minutes,
         "max_restarts": args.max_restarts,
+        "push": args.push,
+        "push_epochs": args.push_epochs,
+        "push_minutes": args.push_minutes,
         "name": args.name,
         "dry_run": args.dry_run,
         "on": args.on,

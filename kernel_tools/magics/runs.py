@@ -160,11 +160,47 @@ class RunMagics(Magics):  # type: ignore[misc]
         argument(
             "words",
             nargs="*",
+            metavar="RUN",
+            help="run ids, or parts that fit one run each (default: all runs of this session)",
+        ),
+        on_argument,
+    )
+    def remote_compare(self, line: str) -> Any:
+        """Compare runs: what was told them differently, their figures and their curves.
+
+        Examples::
+
+            %remote_compare
+            %remote_compare 3f2a 90c1 a7e4
+        """
+        from kernel_tools.session import default_session
+
+        args = parse(self.remote_compare, line)
+        return default_session().compare(*args.words, on=args.on)
+
+    @magic(
+        argument(
+            "words",
+            nargs="*",
             metavar="RUN|GLOB",
             help="run id (default: the last run), then patterns relative to the run's folder"
             " (default: weights, evaluation, rows, log, and what --artifact named)",
         ),
         argument("--to", metavar="DIR", help="folder (default: <artifact-dir>/<run id>)"),
+        argument(
+            "--from",
+            dest="source",
+            choices=("kernel", "store"),
+            default="kernel",
+            help="kernel|store: the run's machine, or what the run has pushed to the store, which is"
+            " there when the machine is gone (default: kernel)",
+        ),
+        argument(
+            "--push-to",
+            metavar="hf://ORG/REPO",
+            help="then put the best weights into this model repository of the hub, made private, with"
+            " HF_TOKEN of this machine",
+        ),
         on_argument,
     )
     def remote_fetch(self, line: str) -> Any:
@@ -175,6 +211,8 @@ class RunMagics(Magics):  # type: ignore[misc]
             %remote_fetch
             %remote_fetch "weights/*.pt" --to models
             %remote_fetch 3f2a summary.json
+            %remote_fetch 3f2a --from store
+            %remote_fetch 3f2a --push-to hf://my-name/coins-detector
         """
         from kernel_tools.session import default_session
         from kernel_tools.settings import find_project_dir
@@ -182,8 +220,15 @@ class RunMagics(Magics):  # type: ignore[misc]
 
         args = parse(self.remote_fetch, line)
         run_id, globs = split_run(args.words)
-        run = default_session().run(run_id, on=args.on)
-        return files_table(run.fetch(*globs, to=args.to), relative_to=find_project_dir())
+        find = default_session().stored_run if args.source == "store" else default_session().run
+        run = find(run_id, on=args.on)
+        fetched = run.fetch(*globs, to=args.to)
+        if args.push_to is not None:
+            where = default_session().push_weights(
+                run.id, to=args.push_to, source=args.source, on=args.on
+            )
+            print(f"weights_pushed={where}")
+        return files_table(fetched, relative_to=find_project_dir())
 
     @magic(
         run_argument,

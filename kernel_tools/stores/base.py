@@ -14,6 +14,8 @@ from kernel_tools.errors import InvalidArgumentError
 MAX_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 # The key of an object's user metadata that holds the SHA-256 of its bytes.
 SHA256_KEY: Final = "sha256"
+# The `name` of a store that is a repository of the hub; its bucket is `ORG/REPO`.
+HUB: Final = "hf"
 
 Progress = Callable[[int, int], None]
 """`on_progress(bytes done, bytes in all)`, called from a worker thread; it must not raise."""
@@ -43,7 +45,8 @@ class ObjectStore(Protocol):
     """A bucket; one that does not exist yet is an empty one. Every method raises `StoreUnreachableError`, `StoreAuthError` or another `StoreError`.
 
     An object appears whole or not at all: an upload that is interrupted or whose source fails leaves
-    none, and leaves one that was there before as it was.
+    none, and leaves one that was there before as it was. What a cut upload had sent may stay, unlisted,
+    for the next upload of the same content to go on from.
     """
 
     name: str
@@ -96,7 +99,11 @@ class ObjectStore(Protocol):
         ...
 
     def presign_put(self, key: str, *, expires_seconds: int) -> str:
-        """Return a URL that uploads the object by one PUT without keys. Treat it as a secret."""
+        """Return a URL that uploads the object by one PUT without keys. Treat it as a secret.
+
+        Raises:
+            StoreError: the store has no such URLs, as the hub has none.
+        """
         ...
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import os
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 from urllib.parse import urlsplit
 
 from kernel_tools.errors import (
@@ -25,6 +24,7 @@ from kernel_tools.errors import (
 )
 from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
+from kernel_tools.stores import multipart
 from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
 from kernel_tools.stores.failures import no_object, translated
 
@@ -34,10 +34,6 @@ if TYPE_CHECKING:
 DEFAULT_BUCKET: Final = "dataset"
 # What S3-compatible stores sign with unless told otherwise (Garage: must equal its configuration).
 DEFAULT_REGION: Final = "us-east-1"
-# S3 allows 10,000 parts of at least 5 MiB; 3 parts are in flight, so this bounds memory as well.
-PART_BYTES: Final = 8 << 20
-MAX_PARTS: Final = 10_000
-PARALLEL_PARTS: Final = 3
 CONNECT_SECONDS: Final = 5.0
 READ_SECONDS: Final = 120.0
 
@@ -75,6 +71,7 @@ class S3Store:
         self.endpoint = _normal_endpoint(endpoint, "MINIO_ENDPOINT")
         signed_for = _normal_endpoint(public_endpoint or endpoint, "MINIO_PUBLIC_ENDPOINT")
         self._bucket_is_there = False
+        self._on_this_machine = _is_loopback(urlsplit(self.endpoint).hostname or "")
         self._client = _client(self.endpoint, access_key, secret_key, region)
         self._signer = (
             self._client
@@ -132,24 +129,30 @@ class S3Store:
         if size_bytes is None:
             raise StoreError(f"The size of the stream for {key} must be given.")
         self._ensure_bucket()
-        total = size_bytes
-        stream = _Upload(source, total, on_progress)
-
-        def upload() -> None:
-            self._client.put_object(
-                self.bucket,
-                key,
-                stream,
-                total,
-                metadata=dict(metadata or {}),
-                part_size=part_bytes(total),
-                num_parallel_uploads=PARALLEL_PARTS,
-            )
-
-        with self._translated(key):
-            _run_interruptibly(upload, stream.cancel)
-        stream.finish()
-        return self.stat(key) or ObjectInfo(key, total, metadata=dict(metadata or {}))
+        metadata = dict(metadata or {})
+        upload = multipart.Upload(
+            self._client,
+            bucket=self.bucket,
+            key=key,
+            size_bytes=size_bytes,
+            headers=_headers(metadata),
+            # Only of a key that names its content can what another process began be gone on with.
+            resumable=_names_its_content(key, metadata),
+            checked=not self._on_this_machine,
+            on_progress=on_progress,
+        )
+        try:
+            with self._translated(key):
+                _run_interruptibly(lambda: upload.send(source), upload.cancel)
+        except StoreError:
+            there = self.stat(key) if _names_its_content(key, metadata) else None
+            if there is None or (there.sha256, there.size_bytes) != (
+                metadata[SHA256_KEY],
+                size_bytes,
+            ):
+                raise
+            return there  # another process went on with the same upload, and was first
+        return self.stat(key) or ObjectInfo(key, size_bytes, metadata=metadata)
 
     def stat(self, key: str) -> ObjectInfo | None:
         """See `ObjectStore.stat`."""
@@ -247,7 +250,52 @@ class S3Store:
         with self._translated(key):
             return _as_secret(self._signer.presigned_put_object(self.bucket, key, expires=expires))
 
+    def begin_upload(self, key: str) -> str:
+        """Begin an upload in parts for somebody without keys; return its id."""
+        check_key(key)
+        self._ensure_bucket()
+        with self._translated(key):
+            return str(self._client._create_multipart_upload(self.bucket, key, {}))  # noqa: SLF001
+
+    def presign_part(self, key: str, upload_id: str, number: int, *, expires_seconds: int) -> str:
+        """Return a URL that uploads one part, from 1, without keys. Treat it as a secret."""
+        query = {"partNumber": str(number), "uploadId": upload_id}
+        return self._presign("PUT", key, query, expires_seconds)
+
+    def presign_completion(self, key: str, upload_id: str, *, expires_seconds: int) -> str:
+        """Return a URL whose POST makes the object of its parts. Treat it as a secret."""
+        return self._presign("POST", key, {"uploadId": upload_id}, expires_seconds)
+
+    def unfinished(self, prefix: str = "") -> tuple[tuple[str, str, int], ...]:
+        """Return (key, the upload's id, bytes) of what was begun in parts and never completed."""
+        try:
+            with self._translated(prefix):
+                return tuple(
+                    (one.key, one.upload_id, one.size_bytes)
+                    for one in multipart.unfinished(self._client, self.bucket, prefix)
+                )
+        except ObjectNotFoundError:
+            return ()
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Remove what was sent of an upload that was never completed."""
+        with contextlib.suppress(ObjectNotFoundError), self._translated(key):
+            multipart.abort(self._client, self.bucket, multipart.Unfinished(key, upload_id))
+
     # -- inside ------------------------------------------------------------------------------------
+
+    def _presign(self, method: str, key: str, query: dict[str, str], expires_seconds: int) -> str:
+        expires = timedelta(seconds=check_expiry(expires_seconds))
+        with self._translated(key):
+            return str(
+                self._signer.get_presigned_url(
+                    method,
+                    self.bucket,
+                    check_key(key),
+                    expires=expires,
+                    extra_query_params=query,
+                )
+            )
 
     def _ensure_bucket(self) -> None:
         if self._bucket_is_there:
@@ -272,45 +320,8 @@ class S3Store:
         )
 
 
-class _Upload(io.RawIOBase):
-    """The stream handed to the SDK: counts, and can be cancelled from another thread."""
-
-    def __init__(self, source: BinaryIO, total: int, on_progress: Progress | None) -> None:
-        self._source = source
-        self._total = total
-        self._on_progress = on_progress
-        self._given = 0
-        self._cancelled = threading.Event()
-
-    def readable(self) -> bool:
-        return True
-
-    def read(self, size: int = -1) -> bytes:
-        if self._cancelled.is_set():
-            raise _CancelledError
-        if self._on_progress is not None:
-            # What was handed out before this call has been sent, or is one of the parts in flight.
-            self._on_progress(self._given, self._total)
-        block = self._source.read(size)
-        self._given += len(block)
-        return block
-
-    def cancel(self) -> None:
-        self._cancelled.set()
-
-    def finish(self) -> None:
-        if self._on_progress is not None:
-            self._on_progress(self._total, self._total)
-
-
-class _CancelledError(Exception):
-    """Raised inside the SDK so that it aborts its multipart upload."""
-
-
-def _run_interruptibly(work: Any, cancel: Any) -> None:
-    """Run `work` in a thread, so that Ctrl-C here can end it in order: the SDK sees an exception,
-    aborts the multipart upload, and no half of an object is left.
-    """
+def _run_interruptibly(work: Callable[[], None], cancel: Callable[[], None]) -> None:
+    """Run `work` in a thread, so that Ctrl-C here can end it in order and no half of an object is left."""
     failure: list[BaseException] = []
 
     def run() -> None:
@@ -332,11 +343,12 @@ def _run_interruptibly(work: Any, cancel: Any) -> None:
         raise failure[0]
 
 
-def part_bytes(size_bytes: int) -> int:
-    """Return the part size of a multipart upload: 8 MiB, more where 10,000 such parts do not do."""
-    mebibyte = 1 << 20
-    needed = -(-size_bytes // MAX_PARTS)
-    return max(PART_BYTES, -(-needed // mebibyte) * mebibyte)
+def _headers(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers that an object is made with."""
+    return {
+        "Content-Type": "application/octet-stream",
+        **{f"x-amz-meta-{name}": value for name, value in metadata.items()},
+    }
 
 
 def _client(endpoint: str, access_key: Secret, secret_key: Secret, region: str | None) -> Minio:
@@ -376,7 +388,7 @@ def _normal_endpoint(endpoint: str, variable: str) -> str:
     text = endpoint.strip()
     if "://" not in text:
         host = text.partition(":")[0]
-        text = f"{'http' if host in {'127.0.0.1', 'localhost'} else 'https'}://{text}"
+        text = f"{'http' if _is_loopback(host) else 'https'}://{text}"
     parts = urlsplit(text)
     if (
         parts.scheme not in {"http", "https"}
@@ -389,6 +401,15 @@ def _normal_endpoint(endpoint: str, variable: str) -> str:
             hint="For example https://minio.example.org:9000",
         )
     return f"{parts.scheme}://{parts.netloc}"
+
+
+def _names_its_content(key: str, metadata: Mapping[str, str]) -> bool:
+    sha256 = metadata.get(SHA256_KEY)
+    return sha256 is not None and sha256 in key
+
+
+def _is_loopback(host: str) -> bool:
+    return host in {"127.0.0.1", "localhost", "::1"}
 
 
 def _user_metadata(headers: Mapping[str, str]) -> dict[str, str]:

@@ -1,13 +1,19 @@
-"""One embedded store for all tests of this folder, each in a bucket of its own."""
+"""One embedded store for all tests of this folder, each in a bucket of its own, and one hub each."""
 
 from __future__ import annotations
 
+import io
 import itertools
+import urllib.request
 from collections.abc import Iterator
 
 import pytest
 
+from kernel_tools.settings import Secret
+from kernel_tools.stores.base import ObjectStore
+from kernel_tools.stores.hub import HubStore
 from kernel_tools.stores.local import LocalStore
+from tests.fakes import hub_server
 
 _numbers = itertools.count(1)
 
@@ -20,7 +26,7 @@ def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStore]:
 
 
 @pytest.fixture
-def store(embedded: LocalStore) -> Iterator[LocalStore]:
+def bucket(embedded: LocalStore) -> Iterator[LocalStore]:
     """The store, in a bucket that nothing has made yet; gone again, for a bucket holds volumes on disk."""
     store = LocalStore(embedded.service, bucket=f"bucket-{next(_numbers)}")
     yield store
@@ -29,3 +35,30 @@ def store(embedded: LocalStore) -> Iterator[LocalStore]:
         for found in client.list_objects(store.bucket, recursive=True):
             client.remove_object(store.bucket, found.object_name)
         client.remove_bucket(store.bucket)
+
+
+@pytest.fixture
+def store(bucket: LocalStore) -> LocalStore:
+    """The embedded store."""
+    return bucket
+
+
+@pytest.fixture
+def hub() -> Iterator[hub_server.Hub]:
+    with hub_server.running() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub_store(hub: hub_server.Hub) -> HubStore:
+    """A repository that nothing has made yet."""
+    return HubStore("org/data", token=Secret(hub_server.TOKEN), endpoint=hub.url)
+
+
+def put(store: ObjectStore, data: bytes, key: str, **metadata: str) -> None:
+    store.put(io.BytesIO(data), key, size_bytes=len(data), metadata=metadata)
+
+
+def fetch(url: str, **headers: str) -> bytes:
+    with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as reply:
+        return reply.read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
@@ -45,6 +46,22 @@ def test_it_listens_on_loopback_only_and_on_the_expected_ports_only(embedded: Lo
     ports = ports_of(embedded).values()
     assert [port for _, port in found] == sorted([*ports, *(p + GRPC_OFFSET for p in ports)])
     assert listeners(embedded.service.keeper_pid) == []
+
+
+@linux
+def test_a_scan_from_another_address_finds_no_open_port(embedded: LocalStore) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as line:
+        with contextlib.suppress(OSError):
+            line.connect(("192.0.2.1", 9))  # sends nothing; says by which address one would go out
+        own = line.getsockname()[0]
+    found = []
+    for address in {"127.0.0.2", own} - {"0.0.0.0", "127.0.0.1"}:  # noqa: S104
+        for port in (*ports_of(embedded).values(), *closed_ports(embedded)):
+            with socket.socket() as line:
+                line.settimeout(2)
+                if line.connect_ex((address, port)) == 0:
+                    found.append((address, port))
+    assert found == []
 
 
 @pytest.mark.parametrize(

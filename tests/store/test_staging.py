@@ -10,7 +10,9 @@ import shutil
 import tarfile
 import urllib.request
 import zipfile
+from datetime import datetime, timezone
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,7 +20,12 @@ import pytest
 from kernel_tools.datasets import DatasetRegistry, input_of, inputs_for, stage
 from kernel_tools.datasets.archive import FolderArchive
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
+from kernel_tools.fetch import Fetched
+from kernel_tools.registry import RunRecord
+from kernel_tools.session import Session
+from kernel_tools.stores.hub import HubStore
 from kernel_tools.stores.local import LocalStore
+from tests.fakes import hub_server
 
 
 @pytest.fixture
@@ -167,16 +174,16 @@ def test_a_dry_run_says_all_and_sends_nothing(
 def test_content_that_changes_between_hash_and_upload_leaves_no_object(
     store: LocalStore, project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocks = FolderArchive.blocks
+    reading = FolderArchive.open
     passes: list[int] = []
 
     def changing(self: FolderArchive) -> Any:
         passes.append(1)
         if len(passes) == 2:
             (folder / "data.yaml").write_text("names: [cent]\n")  # the same size
-        return blocks(self)
+        return reading(self)
 
-    monkeypatch.setattr(FolderArchive, "blocks", changing)
+    monkeypatch.setattr(FolderArchive, "open", changing)
     with pytest.raises(StagingError, match="changed while it was being uploaded"):
         stage(folder, store=store, project_dir=project)
 
@@ -304,7 +311,10 @@ def test_an_object_of_ours_needs_no_hash(store: LocalStore, project: Path, folde
         stage(store=store, project_dir=project, object_name=ours.object, sha256="1" * 64)
 
 
-def test_an_object_that_is_not_there_is_named(store: LocalStore, project: Path) -> None:
+def test_a_bucket_or_an_object_that_is_not_there_is_named(store: LocalStore, project: Path) -> None:
+    with pytest.raises(ObjectNotFoundError, match=f"no bucket {store.bucket} at .*MINIO_BUCKET"):
+        stage(store=store, project_dir=project, object_name="lost.tar", sha256="0" * 64)
+    store.put(io.BytesIO(b"x"), "there", size_bytes=1)
     with pytest.raises(ObjectNotFoundError, match="no object lost.tar in bucket"):
         stage(store=store, project_dir=project, object_name="lost.tar", sha256="0" * 64)
 
@@ -336,6 +346,11 @@ def test_a_data_set_that_is_gone_or_elsewhere_is_found_out_before_the_launch(
     store.put(io.BytesIO(b"x"), reference.object, size_bytes=1)
     with pytest.raises(ObjectNotFoundError, match="was replaced"):
         inputs_for(reference, store=store)
+    other = b"y" * reference.size_bytes
+    facts = {"sha256": hashlib.sha256(other).hexdigest()}
+    store.put(io.BytesIO(other), reference.object, size_bytes=len(other), metadata=facts)
+    with pytest.raises(ObjectNotFoundError, match="was replaced since it was staged"):
+        inputs_for(reference, store=store)
     store.remove(reference.object)
     with pytest.raises(ObjectNotFoundError, match="is no longer"):
         inputs_for(reference, store=store)
@@ -353,3 +368,142 @@ def test_the_list_of_the_project_is_plain_json(
         "content_bytes", "store", "bucket", "source_path",
     }  # fmt: skip
     assert os.listdir(project / ".kernel_tools") == ["datasets.json"]
+
+
+def test_a_data_set_repository_takes_one_tar_a_data_set(
+    hub: hub_server.Hub, hub_store: HubStore, project: Path, folder: Path
+) -> None:
+    first = stage(folder, store=hub_store, project_dir=project)
+
+    assert (first.object, first.place) == ("coins.tar", "hf://org/data/coins.tar")
+    assert hub.repositories["org/data"].private
+    described, urls = inputs_for(first, store=hub_store)
+    assert hashlib.sha256(fetch(urls["coins.tar"])).hexdigest() == described["sha256"]
+    asked = len(hub.asked)
+    assert stage(folder, store=hub_store, project_dir=project) == first
+    assert not [one for one in hub.asked[asked:] if one.startswith("PUT ")]
+    assert DatasetRegistry(project).resolve("hf://org/data/coins.tar") == first
+
+    (folder / "data.yaml").write_text("names: [penny]\n")
+    second = stage(folder, store=hub_store, project_dir=project)
+    assert second.object == "coins.tar"
+    with pytest.raises(ObjectNotFoundError, match="was replaced since it was staged"):
+        inputs_for(first, store=hub_store)
+    inputs_for(second, store=hub_store)
+
+
+def test_a_file_of_a_repository_is_a_reference_at_once(
+    hub: hub_server.Hub,
+    hub_store: HubStore,
+    project: Path,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    archive = pack(folder, tmp_path / "coins.tar")
+    hub.repositories["org/data"] = hub_server.Repository(private=True)
+    hub.repositories["org/data"].files["sets/coins.tar"] = hub_server.File(
+        archive.read_bytes(), lfs=True
+    )
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    hub.blobs[digest] = archive.read_bytes()
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+
+    reference = Session(project)._reference("hf://org/data/sets/coins.tar")
+
+    assert (reference.name, reference.sha256, reference.expected_root) == (
+        "coins", digest, "data/coins",
+    )  # fmt: skip
+    assert hub_server.TOKEN not in DatasetRegistry(project).path.read_text()
+
+
+def test_a_configuration_says_object_hash_and_root(
+    store: LocalStore, project: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = pack(folder, tmp_path / "release-2.tar.gz", prefix="vehicles")
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    (project / "configs").mkdir()
+    data = {"root": "data/vehicles3", "classes": ["car"], "archive_object": "sets/release-2.tar.gz"}
+    config = {"model": {"backbone_name": "hgnetv2_n"}, "data": data | {"archive_sha256": digest}}
+    (project / "configs" / "v.yaml").write_text(json.dumps(config))
+    session = Session(project)
+    monkeypatch.setattr(session, "_store", lambda _on: store)
+
+    sent = session.stage_dataset(archive, config="v")
+    found = session.stage_dataset(config="v")
+
+    for reference in (sent, found):
+        assert (reference.name, reference.object, reference.sha256, reference.expected_root) == (
+            "vehicles3", "sets/release-2.tar.gz", digest, "data/vehicles3",
+        )  # fmt: skip
+    archive.write_bytes(archive.read_bytes() + b"\0" * 512)
+    with pytest.raises(StagingError, match="not the one given"):
+        session.stage_dataset(archive, config="v")
+
+
+def test_what_a_live_run_needs_stays_and_the_rest_may_go(
+    store: LocalStore, project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(project)
+    monkeypatch.setattr(session, "_store", lambda _on: store)
+    used = session.stage_dataset(folder)
+    (folder / "data.yaml").write_text("names: [penny]\n")
+    idle = session.stage_dataset(folder, name="pennies")
+    begun = datetime.now(timezone.utc).isoformat()
+    for run_id, state in (("run-1", None), ("run-2", "completed")):
+        record = RunRecord(
+            run_id, run_id, begun, "gone", "there", str(project), inputs=(used.object,)
+        )
+        session.registry.save(record)
+        if state is not None:
+            status = session.registry.folder(run_id) / "status.json"
+            status.write_text(json.dumps({"state": state}))
+        for name in ("a/weights/last.pt", "manifest.json"):
+            store.put(io.BytesIO(b"x" * 1000), f"runs/{run_id}/{name}", size_bytes=1000)
+
+    everything = session.store_objects()
+    assert {row.key: (row.owner, row.needed_by) for row in everything.rows} == {
+        used.object: ("coins", "run-1"),
+        idle.object: ("pennies", None),
+        "runs/run-1/a/weights/last.pt": ("run-1", "run-1"),
+        "runs/run-1/manifest.json": ("run-1", "run-1"),
+        "runs/run-2/a/weights/last.pt": ("run-2", None),
+        "runs/run-2/manifest.json": ("run-2", None),
+    }
+    assert everything.by_owner()["run-2"] == 2000
+    for name in ("coins", "run-1", "runs/"):
+        with pytest.raises(StagingError, match="needed by the run run-1.*nothing was removed"):
+            session.remove_objects([name], dry_run=False)
+    with pytest.raises(ObjectNotFoundError, match="Nothing in .* is called nobody"):
+        session.remove_objects(["nobody"])
+    assert not session.remove_objects(["run-2", "pennies"]).removed
+    assert session.store_objects().rows == everything.rows
+    gone = session.remove_objects(["run-2", "pennies"], dry_run=False)
+
+    assert gone.removed
+    assert len(gone.rows) == 3
+    assert {row.owner for row in session.store_objects().rows} == {"coins", "run-1"}
+
+
+def test_weights_go_into_a_private_model_repository(
+    hub: hub_server.Hub, project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "best.pt").write_bytes(b"weights")
+    digest = hashlib.sha256(b"weights").hexdigest()
+    fetched = Fetched(tmp_path / "best.pt", 7, digest)
+    run = SimpleNamespace(
+        id="run-1", fetch=lambda pattern: {"weights/best.pt": (fetched,)}[pattern]
+    )
+    session = Session(project)
+    monkeypatch.setattr(session, "run", lambda _run_id, on: run)
+    monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+
+    assert session.push_weights(to="hf://org/coins") == "hf://org/coins/best.pt"
+
+    assert hub.repositories["org/coins"].private
+    assert hub.repositories["org/coins"].files["best.pt"].data == b"weights"
+    assert "POST /api/models/org/coins/commit/main" in hub.asked
+    with pytest.raises(InvalidArgumentError, match="no place on the hub"):
+        session.push_weights(to="org/coins")

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
 
 from kernel_tools.datasets.archive import (
-    BlockReader,
-    VerifyingReader,
     archive_format,
     archive_stem,
-    hash_blocks,
     inspect_archive,
     roots_of,
     scan_folder,
 )
+from kernel_tools.datasets.stream import VerifyingReader, blocks_of, hash_blocks
 from kernel_tools.errors import StagingError
 
 
@@ -33,7 +33,7 @@ def make(folder: Path, **files: bytes) -> Path:
 
 
 def tar_of(folder: Path) -> bytes:
-    return b"".join(scan_folder(folder).blocks())
+    return b"".join(blocks_of(scan_folder(folder).open()))
 
 
 def test_the_same_content_gives_the_same_bytes_whatever_the_disk_says(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_long_and_foreign_names_are_carried_and_the_size_is_exact(
     path.parent.mkdir(parents=True)
     path.write_bytes(b"1234567")
     plan = scan_folder(tmp_path / "set")
-    data = b"".join(plan.blocks())
+    data = b"".join(blocks_of(plan.open()))
 
     assert plan.size_bytes == len(data)
     with tarfile.open(fileobj=io.BytesIO(data)) as tar:
@@ -151,19 +151,58 @@ def test_a_file_that_changes_its_size_while_read_is_refused(tmp_path: Path, chan
     (tmp_path / "set" / "a").write_bytes(change)
 
     with pytest.raises(StagingError, match="changed while it was being read"):
-        list(plan.blocks())
+        list(blocks_of(plan.open()))
 
 
-@pytest.mark.parametrize("size", [1, 7, 512, 10_000, -1])
-def test_a_block_reader_gives_what_is_asked_for(size: int) -> None:
-    blocks = [b"", b"abc", b"", bytes(range(256)) * 5, b"z"]
-    reader = BlockReader(blocks)
+@pytest.mark.parametrize("size", [1, 511, 10_000, -1])
+def test_the_stream_is_the_same_in_pieces_of_any_size_and_from_any_place(
+    tmp_path: Path, size: int
+) -> None:
+    folder = make(tmp_path / "set", a=b"", b=b"x" * 512, c=os.urandom(1_300), d=b"")
+    whole = tar_of(folder)
+    stream = scan_folder(folder).open()
     parts = []
-    while part := reader.read(size):
+    while part := stream.read(size):
         parts.append(part)
 
-    assert b"".join(parts) == b"".join(blocks)
+    assert b"".join(parts) == whole
     assert all(len(part) == size for part in parts[:-1])
+    for place in (0, 700, 1_024, 2_000, len(whole) - 5, len(whole)):
+        assert stream.seek(place) == place
+        assert stream.read(600) == whole[place : place + 600]
+    assert stream.seek(0, io.SEEK_END) == len(whole)
+
+
+def notebook(*outputs: object) -> bytes:
+    cell = {"cell_type": "code", "source": "print(key)", "outputs": list(outputs)}
+    return json.dumps({"cells": [cell], "nbformat": 4}).encode()
+
+
+def test_a_notebook_with_outputs_stays_here_unless_forced(tmp_path: Path) -> None:
+    folder = make(tmp_path / "set", **{"look.ipynb": notebook(), "odd.ipynb": b"no notebook"})
+    assert scan_folder(folder).facts.file_count == 2
+
+    (folder / "look.ipynb").write_bytes(notebook({"text": "hf_secret"}))
+    with pytest.raises(StagingError, match=r"set/look.ipynb would travel .* outputs .* --force"):
+        scan_folder(folder)
+    assert scan_folder(folder, force=True).facts.file_count == 2
+
+
+@pytest.mark.parametrize("kind", ["tar", "tar.gz", "zip"])
+def test_a_notebook_with_outputs_in_an_archive_is_found(tmp_path: Path, kind: str) -> None:
+    folder = make(tmp_path / "set", **{"look.ipynb": notebook({"text": "hf_secret"})})
+    path = tmp_path / f"a.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.write(folder / "look.ipynb", "set/look.ipynb")
+    else:
+        with tarfile.open(path, "w" if kind == "tar" else "w:gz") as tar:
+            tar.add(folder, "set")
+
+    with path.open("rb") as file, pytest.raises(StagingError, match="set/look.ipynb"):
+        inspect_archive(file, kind=kind, what="it")
+    with path.open("rb") as file:
+        assert inspect_archive(file, kind=kind, what="it", force=True).file_count == 1
 
 
 def test_a_verifying_reader_withholds_the_end_of_wrong_bytes() -> None:

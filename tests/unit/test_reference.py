@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.datasets import DatasetReference, DatasetRegistry, disk_need
+from kernel_tools.datasets import (
+    DatasetReference,
+    DatasetRegistry,
+    DiskNeed,
+    disk_need,
+    disk_to_rent,
+)
 from kernel_tools.datasets.reference import check_name, check_root, name_from
 from kernel_tools.errors import InvalidArgumentError, StagingError
 
@@ -123,3 +129,13 @@ def test_the_disk_to_rent_is_archive_content_and_checkpoints_and_thirty_percent(
     assert need.total_bytes == round(3_032_000 * 1.3)
     assert disk_need(staged_bytes=5, parameters=0).total_bytes == 13  # unpacked size not known
     assert REFERENCE.disk.staged_bytes == 100
+
+
+def test_several_data_sets_need_the_sum_and_one_runs_checkpoints() -> None:
+    one = disk_need(staged_bytes=1_000, extracted_bytes=2_000, parameters=10, checkpoints=2)
+    other = disk_need(staged_bytes=100, parameters=20, checkpoints=2)
+
+    both = disk_to_rent([one, other])
+
+    assert both == DiskNeed(1_100, 2_100, 20 * 16 * 2)
+    assert both.total_bytes == round(1.3 * (1_100 + 2_100 + 640))

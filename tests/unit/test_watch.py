@@ -85,6 +85,24 @@ def test_a_burst_of_log_is_caught_up_whole(run, remote):
     assert run.logs(2) == "line 99998\nline 99999"
 
 
+def test_two_notebooks_that_watch_one_run_into_one_folder_both_see_all_of_it(run, remote, tmp_path):
+    other = Run(RECORD, link=remote, mirror=RunMirror(tmp_path / "mirror"))
+    for epoch in range(1, 7):
+        remote.log += b"line %d\n" % epoch
+        remote.metrics += json.dumps({"epoch": epoch}) + "\n"
+        remote.steps += json.dumps({"optimizer_steps": epoch}) + "\n"
+        (run if epoch % 2 else other).refresh()
+    for one in (run, other):
+        snapshot = one.refresh()
+        assert [row["epoch"] for row in snapshot.metrics] == [1, 2, 3, 4, 5, 6]
+        assert [row["optimizer_steps"] for row in snapshot.steps] == [1, 2, 3, 4, 5, 6]
+        assert snapshot.log_tail == (*(f"line {k}" for k in range(1, 7)), "")
+    assert run.log_path().read_bytes() == remote.log
+    remote.metrics = remote.metrics[: len('{"epoch": 1}\n') * 2]  # a resume cut the rest
+    for one in (run, other, run):
+        assert [row["epoch"] for row in one.refresh().metrics] == [1, 2]
+
+
 def test_wait_returns_once_the_run_has_ended_and_its_log_is_here(run, remote):
     remote.log, remote.state = b"last words\n", "completed"
     assert run.wait(timeout=20) is run

@@ -1,0 +1,324 @@
+"""One object in parts: read, hashed and sent side by side, and gone on with after a cut.
+
+The SDK's own upload throws away what it has sent when it fails, and cannot take up what a killed process
+left. Here a part that the store holds already, by its size and MD5, is not sent again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from http import HTTPStatus
+from typing import TYPE_CHECKING, BinaryIO, Final
+from urllib.parse import urlunsplit
+
+from kernel_tools.stores.base import Progress
+
+if TYPE_CHECKING:
+    from minio import Minio
+
+# S3 allows 10,000 parts of at least 5 MiB. Two are read ahead and four are on their way: this bounds
+# memory as well.
+PART_BYTES: Final = 8 << 20
+MAX_PARTS: Final = 10_000
+PARALLEL_PARTS: Final = 4
+READ_AHEAD: Final = 2
+_UNHASHED: Final = "UNSIGNED-PAYLOAD"
+_LISTED_AT_ONCE: Final = 1000
+
+
+class CancelledError(Exception):
+    """The upload was asked to end."""
+
+
+class ShortSourceError(OSError):
+    """The stream ended before the bytes that were announced."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A part that the store has."""
+
+    size_bytes: int
+    md5: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload that was begun and never completed.
+
+    Attributes:
+        key: the object it would have become.
+        upload_id: the store's name for it.
+        parts: what is there, by part number from 1.
+    """
+
+    key: str
+    upload_id: str
+    parts: Mapping[int, Held] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its parts take in the store."""
+        return sum(part.size_bytes for part in self.parts.values())
+
+
+def part_bytes(size_bytes: int) -> int:
+    """Return the part size of a multipart upload: 8 MiB, more where 10,000 such parts do not do."""
+    mebibyte = 1 << 20
+    needed = -(-size_bytes // MAX_PARTS)
+    return max(PART_BYTES, -(-needed // mebibyte) * mebibyte)
+
+
+def read_part(source: BinaryIO, size_bytes: int) -> bytes:
+    """Return exactly that much.
+
+    Raises:
+        ShortSourceError: the stream has less.
+    """
+    block = source.read(size_bytes)
+    if len(block) == size_bytes:
+        return block
+    pieces = [block]
+    missing = size_bytes - len(block)
+    while missing and (block := source.read(missing)):
+        pieces.append(block)
+        missing -= len(block)
+    if missing:
+        raise ShortSourceError(f"the stream ended {missing} bytes early")
+    return b"".join(pieces)
+
+
+def unfinished(client: Minio, bucket: str, prefix: str) -> list[Unfinished]:
+    """Return the uploads below a prefix that were begun and never completed, with their parts."""
+    found: list[Unfinished] = []
+    after: dict[str, str] = {}
+    while True:
+        page = client._list_multipart_uploads(bucket, prefix=prefix, **after)  # noqa: SLF001
+        found += [
+            Unfinished(
+                str(one.object_name),
+                str(one.upload_id),
+                _parts(client, bucket, str(one.object_name), str(one.upload_id)),
+            )
+            for one in page.uploads
+        ]
+        if not page.is_truncated or not page.uploads:
+            return found
+        after = {
+            "key_marker": str(page.next_key_marker),
+            "upload_id_marker": str(page.next_upload_id_marker),
+        }
+
+
+def abort(client: Minio, bucket: str, upload: Unfinished) -> None:
+    """Remove an unfinished upload with its parts."""
+    client._abort_multipart_upload(bucket, upload.key, upload.upload_id)  # noqa: SLF001
+
+
+def _parts(client: Minio, bucket: str, key: str, upload_id: str) -> dict[int, Held]:
+    held: dict[int, Held] = {}
+    after: str | None = None
+    while True:
+        page = client._list_parts(  # noqa: SLF001
+            bucket, key, upload_id, max_parts=_LISTED_AT_ONCE, part_number_marker=after
+        )
+        for part in page.parts:
+            held[part.part_number] = Held(int(part.size or 0), part.etag.strip('"'))
+        if not page.is_truncated or not page.parts:
+            return held
+        after = str(page.parts[-1].part_number)
+
+
+class Upload:
+    """One object on its way into the store.
+
+    Args:
+        client: the SDK's.
+        bucket: where to; it exists.
+        key: the object.
+        size_bytes: of the object.
+        headers: of the object: metadata and content type.
+        resumable: parts that an earlier upload of this key left are used, and what was sent stays for
+            the next one when this one is cut. Only right where the key itself names the content.
+        checked: whether the store is asked to check the hash of each part; a store on this machine
+            hears it through no wire.
+        on_progress: bytes that the store has, and all.
+    """
+
+    def __init__(
+        self,
+        client: Minio,
+        *,
+        bucket: str,
+        key: str,
+        size_bytes: int,
+        headers: Mapping[str, str],
+        resumable: bool,
+        checked: bool = True,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self._client = client
+        self._bucket = bucket
+        self._key = key
+        self._size = size_bytes
+        self._headers = dict(headers)
+        self._resumable = resumable
+        self._checked = checked
+        self._on_progress = on_progress
+        self._part_bytes = part_bytes(size_bytes)
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._stored = 0
+        self._worth_keeping = True
+
+    def cancel(self) -> None:
+        """End it, from another thread."""
+        self._stop.set()
+
+    def send(self, source: BinaryIO) -> None:
+        """Read the source to its end and make the object of it.
+
+        Raises:
+            CancelledError: `cancel` was called.
+            Exception: whatever the source or the SDK raised.
+        """
+        if self._size <= self._part_bytes:
+            block = read_part(source, self._size)
+            self._check()
+            self._client._put_object(self._bucket, self._key, block, self._headers)  # noqa: SLF001
+            self._note(len(block))
+            return
+        upload = self._begin()
+        try:
+            self._complete(upload, self._send_parts(source, upload))
+        except BaseException:
+            if not (self._resumable and self._worth_keeping):
+                with contextlib.suppress(Exception):  # what it failed of is what counts
+                    abort(self._client, self._bucket, upload)
+            raise
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _begin(self) -> Unfinished:
+        from minio.error import S3Error
+
+        left: list[Unfinished] = []
+        if self._resumable:
+            with contextlib.suppress(S3Error):  # keys that may write need not be allowed to list
+                found = unfinished(self._client, self._bucket, self._key)
+                left = [one for one in found if one.key == self._key]
+        if left:
+            return max(left, key=lambda one: one.size_bytes)
+        upload_id = self._client._create_multipart_upload(  # noqa: SLF001
+            self._bucket, self._key, self._headers
+        )
+        return Unfinished(self._key, upload_id)
+
+    def _send_parts(self, source: BinaryIO, upload: Unfinished) -> list[str]:
+        """Return the parts' ETags in order."""
+        room = threading.Semaphore(PARALLEL_PARTS + READ_AHEAD)
+        sent: list[Future[str]] = []
+        left = self._size
+        with ThreadPoolExecutor(PARALLEL_PARTS, "kernel_tools-part") as pool:
+            while left and not self._stop.is_set():
+                room.acquire()
+                try:
+                    block = read_part(source, min(left, self._part_bytes))
+                except BaseException:
+                    self._worth_keeping = False  # parts of a source that failed or changed
+                    self._stop.set()
+                    raise
+                left -= len(block)
+                sent.append(pool.submit(self._bring, upload, len(sent) + 1, block))
+                sent[-1].add_done_callback(lambda _: room.release())
+                del block  # it is the sender's alone, and gone once it is sent
+        failures = [failure for one in sent if (failure := one.exception()) is not None]
+        for failure in failures:
+            if not isinstance(failure, CancelledError):
+                raise failure
+        self._check()
+        return [one.result() for one in sent]
+
+    def _bring(self, upload: Unfinished, number: int, block: bytes) -> str:
+        """Have the part in the store, sent unless it is there; return its ETag."""
+        try:
+            self._check()
+            etag = self._already_there(upload, number, block)
+            if etag is None:
+                etag = self._send_part(upload, number, block)
+        except BaseException:
+            self._stop.set()
+            raise
+        self._note(len(block))
+        return etag
+
+    def _already_there(self, upload: Unfinished, number: int, block: bytes) -> str | None:
+        held = upload.parts.get(number)
+        if held is None or held.size_bytes != len(block):
+            return None
+        md5 = hashlib.md5(block, usedforsecurity=False).hexdigest()
+        return held.md5 if held.md5 == md5 else None
+
+    def _send_part(self, upload: Unfinished, number: int, block: bytes) -> str:
+        if not self._checked:
+            etag = self._send_unhashed(upload, number, block)
+            if etag:
+                return etag
+        # Also where that was refused: the SDK reads what the store says about it.
+        return str(
+            self._client._upload_part(  # noqa: SLF001
+                self._bucket, self._key, block, None, upload.upload_id, number
+            )
+        )
+
+    def _send_unhashed(self, upload: Unfinished, number: int, block: bytes) -> str | None:
+        """Send a part under a signature that does not cover its bytes; None where it is refused.
+
+        Signed in the head: a presigned URL would stand in the warnings of the HTTP library.
+        """
+        from minio.signer import sign_v4_s3
+
+        client, now = self._client, datetime.now(timezone.utc)
+        region = client._get_region(self._bucket)  # noqa: SLF001
+        url = client._base_url.build(  # noqa: SLF001
+            method="PUT", region=region, bucket_name=self._bucket, object_name=self._key,
+            query_params={"partNumber": str(number), "uploadId": upload.upload_id},
+        )  # fmt: skip
+        headers = sign_v4_s3(
+            method="PUT", url=url, region=region, content_sha256=_UNHASHED, date=now,
+            credentials=client._provider.retrieve(),  # noqa: SLF001
+            headers={
+                "Host": url.netloc,
+                "x-amz-content-sha256": _UNHASHED,
+                "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
+            },
+        )  # fmt: skip
+        answer = client._http.urlopen(  # noqa: SLF001
+            "PUT", urlunsplit(url), body=block, headers=headers
+        )
+        etag = answer.headers.get("ETag")
+        return etag.strip('"') if answer.status == HTTPStatus.OK and etag else None
+
+    def _complete(self, upload: Unfinished, etags: Sequence[str]) -> None:
+        from minio.datatypes import Part
+
+        parts = [Part(number, etag) for number, etag in enumerate(etags, 1)]
+        self._client._complete_multipart_upload(  # noqa: SLF001
+            self._bucket, self._key, upload.upload_id, parts
+        )
+
+    def _note(self, sent: int) -> None:
+        with self._lock:
+            self._stored += sent
+            if self._on_progress is not None:
+                self._on_progress(self._stored, self._size)
+
+    def _check(self) -> None:
+        if self._stop.is_set():
+            raise CancelledError

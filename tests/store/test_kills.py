@@ -1,0 +1,222 @@
+"""Staging killed at any moment: nothing wrong is ever listed, and the next call sends only what is missing."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from kernel_tools.datasets import stage
+from kernel_tools.errors import StoreError
+from kernel_tools.stores import multipart
+from kernel_tools.stores.local import LocalStore
+from kernel_tools.stores.s3 import S3Store
+from tests.fakes.relay import Relay, relay_to
+
+ROOT = Path(__file__).resolve().parents[2]
+PART_BYTES = 5 << 20  # S3's smallest, so that a small data set has several
+DATA_BYTES = 6 * PART_BYTES + 77_777
+# A part's head, the listings and the completion.
+TALK_BYTES = 64 << 10
+STAGE = f"""
+import sys
+from pathlib import Path
+from kernel_tools.datasets import stage
+from kernel_tools.settings import load_settings
+from kernel_tools.stores import multipart
+from kernel_tools.stores.s3 import S3Store
+multipart.PART_BYTES = {PART_BYTES}
+folder, project = map(Path, sys.argv[1:])
+stage(folder, store=S3Store.from_settings(load_settings(project)), project_dir=project)
+"""
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multipart, "PART_BYTES", PART_BYTES)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "coins"
+    folder.mkdir()
+    (folder / "all.bin").write_bytes(os.urandom(DATA_BYTES))
+    (tmp_path / "project").mkdir()
+    return folder
+
+
+@pytest.fixture
+def relay(store: LocalStore) -> Iterator[Relay]:
+    with relay_to(store.endpoint) as relay:
+        yield relay
+
+
+def through(relay: Relay, store: LocalStore) -> S3Store:
+    keys = store.service.secrets
+    return S3Store(
+        relay.endpoint,
+        access_key=keys["access_key"],
+        secret_key=keys["secret_key"],
+        bucket=store.bucket,
+    )
+
+
+def kill_at(moment_bytes: int, folder: Path, relay: Relay, store: LocalStore) -> None:
+    """Stage in a process of its own, and kill it when so much has gone up."""
+    keys = store.service.secrets
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "MINIO_ENDPOINT": relay.endpoint,
+        "MINIO_ACCESS_KEY": keys["access_key"].reveal(),
+        "MINIO_SECRET_KEY": keys["secret_key"].reveal(),
+        "MINIO_BUCKET": store.bucket,
+    }
+    words = [sys.executable, "-c", STAGE, str(folder), str(folder.parent / "project")]
+    with subprocess.Popen(words, env=environment) as child:
+        relay.wait_for_bytes(moment_bytes, or_until=lambda: child.poll() is not None, seconds=60)
+        child.kill()
+
+
+def settled_parts(store: LocalStore) -> int:
+    """Bytes of the parts that the store has, once it has seen the killed process's lines end."""
+    seen, same, deadline = -1, 0, time.monotonic() + 10
+    while same < 3 and time.monotonic() < deadline:
+        now = sum(size for _, _, size in store.unfinished())
+        same = same + 1 if now == seen else 0
+        seen = now
+    return seen
+
+
+def check_kills(store: LocalStore, folder: Path, relay: Relay, *, seed: int, count: int) -> None:
+    chance = random.Random(seed)
+    whole = DATA_BYTES
+    for number in range(count):
+        moment = chance.randrange(whole + TALK_BYTES)
+        relay.up_bytes = 0
+        kill_at(moment, folder, relay, store)
+        listed = list(store.list())
+        held = whole if listed else settled_parts(store)
+
+        relay.up_bytes = 0
+        mine = through(relay, store)
+        reference = stage(folder, store=mine, project_dir=folder.parent / "project")
+        for found in listed:  # before the second call: under the right name only the right bytes
+            assert (found.key, found.size_bytes) == (reference.object, reference.size_bytes)
+        told = f"seed {seed}, kill {number} at {moment} bytes, {held} held"
+        assert relay.up_bytes <= reference.size_bytes - held + PART_BYTES + TALK_BYTES, told
+        data = store.read_range(reference.object, offset=0, length=reference.size_bytes + 1)
+        assert hashlib.sha256(data).hexdigest() == reference.sha256, told
+        info = store.stat(reference.object)
+        assert info is not None
+        assert info.sha256 == reference.sha256, told
+        assert store.unfinished() == (), told
+        store.remove(reference.object)
+
+
+def test_killed_anywhere_the_next_call_sends_only_what_is_missing(
+    store: LocalStore, folder: Path, relay: Relay
+) -> None:
+    check_kills(store, folder, relay, seed=1, count=4)
+
+
+@pytest.mark.campaign
+def test_killed_at_fifty_moments(store: LocalStore, folder: Path, relay: Relay) -> None:
+    check_kills(store, folder, relay, seed=2, count=50)
+
+
+def test_a_cut_line_leaves_what_was_sent_for_the_next_call(
+    store: LocalStore,
+    folder: Path,
+    relay: Relay,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    send = multipart.Upload._send_part
+    sent: list[int] = []
+
+    def cut_at_four(self: multipart.Upload, upload: object, number: int, block: bytes) -> str:
+        if number == 4:
+            relay.close()
+        sent.append(number)
+        return send(self, upload, number, block)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(multipart.Upload, "_send_part", cut_at_four)
+    with pytest.raises(StoreError, match="does not answer"):
+        stage(folder, store=through(relay, store), project_dir=folder.parent / "project")
+    assert list(store.list()) == []
+    settled_parts(store)
+    (left,) = multipart.unfinished(store._client, store.bucket, "")
+    sent.clear()
+    monkeypatch.setattr(
+        multipart.Upload,
+        "_send_part",
+        lambda self, upload, number, block: (
+            sent.append(number) or send(self, upload, number, block)
+        ),
+    )
+
+    reference = stage(folder, store=store, project_dir=folder.parent / "project")
+
+    assert "Signature" not in caplog.text  # what the HTTP library warned of
+    assert set(sent) == set(range(1, 8)) - set(left.parts)
+    assert store.stat(reference.object) is not None
+
+
+def test_two_at_once_end_with_one_object(store: LocalStore, folder: Path) -> None:
+    def once(number: int) -> str:
+        project = folder.parent / f"project{number}"
+        project.mkdir()
+        return stage(
+            folder, store=LocalStore(store.service, bucket=store.bucket), project_dir=project
+        ).object
+
+    store._ensure_bucket()
+    with ThreadPoolExecutor(2) as both:
+        names = list(both.map(once, range(2)))
+
+    assert names[0] == names[1]
+    assert [found.key for found in store.list()] == names[:1]
+    data = store.read_range(names[0], offset=0, length=DATA_BYTES + 10_000)
+    assert hashlib.sha256(data).hexdigest() in names[0]
+    for _, upload_id, _ in store.unfinished():
+        store.abort_upload(names[0], upload_id)
+
+
+def test_parts_of_another_content_are_not_taken_for_ones_own(
+    store: LocalStore, folder: Path
+) -> None:
+    planned = stage(folder, store=store, project_dir=folder.parent / "project", dry_run=True)
+    store._ensure_bucket()
+    client = store._client
+    upload_id = client._create_multipart_upload(
+        store.bucket, planned.object, {"x-amz-meta-sha256": planned.sha256}
+    )
+    client._upload_part(store.bucket, planned.object, bytes(PART_BYTES), None, upload_id, 1)
+
+    reference = stage(folder, store=store, project_dir=folder.parent / "project")
+
+    data = store.read_range(reference.object, offset=0, length=reference.size_bytes)
+    assert hashlib.sha256(data).hexdigest() == reference.sha256
+
+
+def test_what_was_begun_and_never_ended_is_listed_and_can_be_removed(store: LocalStore) -> None:
+    store._ensure_bucket()
+    key = f"datasets/coins/{'0' * 64}.tar"
+    client = store._client
+    upload_id = client._create_multipart_upload(store.bucket, key, {})
+    client._upload_part(store.bucket, key, bytes(PART_BYTES), None, upload_id, 1)
+
+    assert store.unfinished() == ((key, upload_id, PART_BYTES),)
+    assert store.unfinished("runs/") == ()
+    store.abort_upload(key, upload_id)
+    store.abort_upload(key, upload_id)
+    assert store.unfinished() == ()

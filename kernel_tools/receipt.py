@@ -153,6 +153,14 @@ class Receipt:
 
     __repr__ = __str__
 
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, str]:
+        from kernel_tools.views.static import FactsView
+
+        view = FactsView(f"receipt of {self.run_id}", self.rows())
+        return view._repr_mimebundle_(include, exclude)
+
 
 def again(
     receipt: Receipt,

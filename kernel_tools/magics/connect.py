@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from IPython.core.magic import Magics, magics_class
@@ -125,6 +126,7 @@ class ConnectMagics(Magics):  # type: ignore[misc]
         from kernel_tools.views.static import sync_view
 
         args = parse(self.remote_sync, line)
+        started = time.monotonic()
         result = default_session().sync(
             sync_paths=args.sync_path,
             exclude=args.exclude,
@@ -132,4 +134,4 @@ class ConnectMagics(Magics):  # type: ignore[misc]
             dry_run=args.dry_run,
             on=args.on,
         )
-        return sync_view(result)
+        return sync_view(result, seconds=time.monotonic() - started)

@@ -1,6 +1,6 @@
 """A repository of the Hugging Face Hub as an object store: one file an object, one commit a change.
 
-The only module of the project's laptop half that imports `huggingface_hub`, and only when it is used. An
+With `hub_failures` the only module of this package that imports `huggingface_hub`, and only when it is used. An
 upload becomes visible by its commit, so an object is there whole or not at all. The hub keeps no metadata
 of a file: they lie in `.kernel_tools/<key>.json`, written by the same commit.
 """
@@ -11,11 +11,9 @@ import contextlib
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import tempfile
-import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal, cast
@@ -24,13 +22,12 @@ from kernel_tools.errors import (
     InvalidArgumentError,
     MissingDependencyError,
     ObjectNotFoundError,
-    StoreAuthError,
     StoreError,
-    StoreUnreachableError,
 )
 from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
 from kernel_tools.stores.base import HUB, SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
+from kernel_tools.stores.hub_failures import no_object, translated
 
 if TYPE_CHECKING:
     from huggingface_hub import HfApi
@@ -299,64 +296,11 @@ class HubStore:
         return bytes(reply.content if partial else reply.content[offset : offset + length])
 
     def _no_object(self, key: str) -> ObjectNotFoundError:
-        return ObjectNotFoundError(
-            f"There is no object {key} in {PREFIX}{self.bucket}.",
-            hint="Check the name; %stage_dataset PATH --to hf://ORG/REPO uploads a data set.",
-        )
+        return no_object(f"{PREFIX}{self.bucket}", key)
 
-    @contextlib.contextmanager
-    def _translated(self, key: str) -> Iterator[None]:
-        """Run a call of the client; whatever it raises leaves as a `StoreError` that holds no token."""
-        from huggingface_hub import errors
-
-        where = f"{PREFIX}{self.bucket}"
-        try:
-            with _quiet():
-                yield
-        # From None: the texts and frames of the client hold the headers that it sent.
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt from None
-        except errors.GatedRepoError:
-            raise StoreAuthError(
-                f"{where} is gated.", hint="Accept its terms on the hub, and set HF_TOKEN."
-            ) from None
-        except errors.RepositoryNotFoundError:
-            raise ObjectNotFoundError(
-                f"There is no {where}, or none that HF_TOKEN may see.",
-                hint="Check the name, and that HF_TOKEN is set.",
-            ) from None
-        except (errors.EntryNotFoundError, errors.RevisionNotFoundError):
-            raise self._no_object(key) from None
-        except errors.HfHubHTTPError as error:
-            raise self._refused(error, key) from None
-        except errors.OfflineModeIsEnabled:
-            raise StoreUnreachableError(
-                f"HF_HUB_OFFLINE is set, so {where} cannot be asked.", hint="Unset it."
-            ) from None
-        except (OSError, RuntimeError) as error:
-            cause = error.__cause__
-            if isinstance(cause, errors.HfHubHTTPError):  # around the bytes of an upload
-                raise self._refused(cause, key) from None
-            raise self._unreachable(error) from None
-        except Exception as error:
-            if type(error).__module__.startswith(("httpx", "httpcore", "requests", "urllib3")):
-                raise self._unreachable(error) from None
-            raise
-
-    def _refused(self, error: Any, key: str) -> StoreError:
-        status = getattr(error.response, "status_code", None)
-        if status in {401, 403}:
-            said = "refused HF_TOKEN" if self._has_token else "asks for a token"
-            return StoreAuthError(
-                f"The hub {said} for {PREFIX}{self.bucket} ({status}).",
-                hint="Set HF_TOKEN to a token that may write to it (environment or .env).",
-            )
-        return StoreError(f"The hub answered {status} for {key} in {PREFIX}{self.bucket}.")
-
-    def _unreachable(self, error: BaseException) -> StoreUnreachableError:
-        return StoreUnreachableError(
-            f"The hub at {self.endpoint} does not answer ({type(error).__name__}).",
-            hint="Check the network and HF_ENDPOINT.",
+    def _translated(self, key: str) -> contextlib.AbstractContextManager[None]:
+        return translated(
+            f"{PREFIX}{self.bucket}", key, endpoint=self.endpoint, has_token=self._has_token
         )
 
 
@@ -424,27 +368,3 @@ def _info(found: Any, metadata: Mapping[str, str]) -> ObjectInfo:
     sha256 = metadata.get(SHA256_KEY) or (found.lfs.sha256 if found.lfs is not None else None)
     modified = found.last_commit.date if found.last_commit is not None else None
     return ObjectInfo(found.path, int(found.size), sha256, metadata, modified)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep the client's progress bars off the page, and its warnings, which may hold a signed link."""
-    from huggingface_hub.utils import (
-        are_progress_bars_disabled,
-        disable_progress_bars,
-        enable_progress_bars,
-    )
-
-    log = logging.getLogger("huggingface_hub")
-    level, had_bars = log.level, not are_progress_bars_disabled()
-    log.setLevel(logging.ERROR)
-    if had_bars:
-        disable_progress_bars()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        log.setLevel(level)
-        if had_bars:
-            enable_progress_bars()

@@ -22,7 +22,8 @@ from kernel_tools import keeper, ports, services
 from kernel_tools.errors import MissingDependencyError, StoreError
 from kernel_tools.services import Service, ServiceOrder
 from kernel_tools.settings import state_dir as default_state_dir
-from kernel_tools.stores.s3 import DEFAULT_BUCKET, DEFAULT_REGION, S3Store
+from kernel_tools.stores.client import DEFAULT_REGION
+from kernel_tools.stores.s3 import DEFAULT_BUCKET, S3Store
 
 NAME: Final = "store"
 # The listeners of `weed mini`, each with HTTP at `port` and gRPC at `port + GRPC_OFFSET`. The offset is

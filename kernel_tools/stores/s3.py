@@ -1,6 +1,7 @@
 """Any S3-compatible store through the minio SDK, with no call that only a MinIO server knows.
 
-The only module that imports `minio`, and only when a store is opened. Foreign exceptions end here.
+With `client`, `multipart` and `failures` the only module that imports `minio`, and only when a store is
+opened. Foreign exceptions end here.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, Final
+from typing import BinaryIO, Final
 from urllib.parse import urlsplit
 
 from kernel_tools.errors import (
     ConfigurationError,
-    MissingDependencyError,
     ObjectNotFoundError,
     StoreError,
 )
@@ -26,16 +26,16 @@ from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
 from kernel_tools.stores import multipart
 from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
+from kernel_tools.stores.client import (
+    DEFAULT_REGION,
+    READ_SECONDS,
+    is_loopback,
+    normal_endpoint,
+    open_client,
+)
 from kernel_tools.stores.failures import no_object, translated
 
-if TYPE_CHECKING:
-    from minio import Minio
-
 DEFAULT_BUCKET: Final = "dataset"
-# What S3-compatible stores sign with unless told otherwise (Garage: must equal its configuration).
-DEFAULT_REGION: Final = "us-east-1"
-CONNECT_SECONDS: Final = 5.0
-READ_SECONDS: Final = 120.0
 
 
 class S3Store:
@@ -68,15 +68,15 @@ class S3Store:
     ) -> None:
         self.name = name
         self.bucket = bucket
-        self.endpoint = _normal_endpoint(endpoint, "MINIO_ENDPOINT")
-        signed_for = _normal_endpoint(public_endpoint or endpoint, "MINIO_PUBLIC_ENDPOINT")
+        self.endpoint = normal_endpoint(endpoint, "MINIO_ENDPOINT")
+        signed_for = normal_endpoint(public_endpoint or endpoint, "MINIO_PUBLIC_ENDPOINT")
         self._bucket_is_there = False
-        self._on_this_machine = _is_loopback(urlsplit(self.endpoint).hostname or "")
-        self._client = _client(self.endpoint, access_key, secret_key, region)
+        self._on_this_machine = is_loopback(urlsplit(self.endpoint).hostname or "")
+        self._client = open_client(self.endpoint, access_key, secret_key, region)
         self._signer = (
             self._client
             if signed_for == self.endpoint
-            else _client(signed_for, access_key, secret_key, region or DEFAULT_REGION)
+            else open_client(signed_for, access_key, secret_key, region or DEFAULT_REGION)
         )
 
     @classmethod
@@ -351,65 +351,9 @@ def _headers(metadata: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _client(endpoint: str, access_key: Secret, secret_key: Secret, region: str | None) -> Minio:
-    try:
-        import certifi
-        import urllib3
-        from minio import Minio
-    except ImportError as error:
-        raise MissingDependencyError(
-            "An object store needs the minio SDK, which is not installed.",
-            hint='Type: pip install "minio>=7.2.15,<8"',
-        ) from error
-    parts = urlsplit(endpoint)
-    pool = urllib3.PoolManager(
-        timeout=urllib3.Timeout(connect=CONNECT_SECONDS, read=READ_SECONDS),
-        maxsize=10,
-        cert_reqs="CERT_REQUIRED",
-        ca_certs=os.environ.get("SSL_CERT_FILE") or certifi.where(),
-        retries=urllib3.Retry(
-            total=3, connect=2, backoff_factor=0.2, status_forcelist=(500, 502, 503, 504)
-        ),
-    )
-    if region is None and not (parts.hostname or "").endswith(".amazonaws.com"):
-        region = DEFAULT_REGION
-    return Minio(
-        endpoint=parts.netloc,
-        access_key=access_key.reveal(),
-        secret_key=secret_key.reveal(),
-        secure=parts.scheme == "https",
-        region=region,
-        http_client=pool,
-    )
-
-
-def _normal_endpoint(endpoint: str, variable: str) -> str:
-    """Return `scheme://host[:port]`."""
-    text = endpoint.strip()
-    if "://" not in text:
-        host = text.partition(":")[0]
-        text = f"{'http' if _is_loopback(host) else 'https'}://{text}"
-    parts = urlsplit(text)
-    if (
-        parts.scheme not in {"http", "https"}
-        or not parts.hostname
-        or parts.path not in {"", "/"}
-        or parts.username
-    ):
-        raise ConfigurationError(
-            f"{variable} must be a host with an optional port and scheme.",
-            hint="For example https://minio.example.org:9000",
-        )
-    return f"{parts.scheme}://{parts.netloc}"
-
-
 def _names_its_content(key: str, metadata: Mapping[str, str]) -> bool:
     sha256 = metadata.get(SHA256_KEY)
     return sha256 is not None and sha256 in key
-
-
-def _is_loopback(host: str) -> bool:
-    return host in {"127.0.0.1", "localhost", "::1"}
 
 
 def _user_metadata(headers: Mapping[str, str]) -> dict[str, str]:

@@ -193,6 +193,11 @@ def test_wait_gives_up_after_its_timeout(loaded, session, batch):
         loaded.run_line_magic("remote_wait", "--timeout 0.001")
 
 
+def test_compare_takes_any_number_of_runs(loaded, session):
+    loaded.run_line_magic("remote_compare", "3f2a 90c1 --on gpu")
+    assert session.calls == [("compare", ("3f2a", "90c1"), {"on": "gpu"})]
+
+
 def test_attach_in_a_batch_notebook_shows_and_does_not_block(loaded, session, batch):
     loaded.run_line_magic("remote_attach", "3f2a")
     assert session.the_run.waits == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import shutil
 import tarfile
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 
+from kernel_tools.agent.job import Job
+from kernel_tools.agent.stage import stage_inputs
 from kernel_tools.datasets import DatasetRegistry, input_of, inputs_for, stage
 from kernel_tools.datasets.archive import FolderArchive
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
@@ -25,6 +28,7 @@ from kernel_tools.registry import RunRecord
 from kernel_tools.session import Session
 from kernel_tools.stores.hub import HubStore
 from kernel_tools.stores.local import LocalStore
+from kernel_tools.stores.multipart import PART_BYTES
 from tests.fakes import hub_server
 
 
@@ -507,3 +511,49 @@ def test_weights_go_into_a_private_model_repository(
     assert "POST /api/models/org/coins/commit/main" in hub.asked
     with pytest.raises(InvalidArgumentError, match="no place on the hub"):
         session.push_weights(to="org/coins")
+
+
+def test_no_key_token_or_signature_stands_in_a_log_or_a_file(
+    store: LocalStore,
+    hub_store: HubStore,
+    project: Path,
+    folder: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (folder / "large.bin").write_bytes(os.urandom(PART_BYTES))  # more than one part
+    caplog.set_level(logging.DEBUG)
+    for where in (store, hub_store):
+        reference = stage(folder, store=where, project_dir=project, name=where.name)
+        inputs_for(reference, store=where)
+        where.get(reference.object, folder.parent / "back")
+
+    told = caplog.text + DatasetRegistry(project).path.read_text() + repr(store) + repr(hub_store)
+    secrets = [secret.reveal() for secret in store.service.secrets.values()]
+    for secret in (*secrets, hub_server.TOKEN, "X-Amz-Signature", "Bearer"):
+        assert secret not in told
+
+
+@pytest.mark.parametrize("kind", ["s3", "hub"])
+def test_the_remote_unpacks_what_was_staged(
+    store: LocalStore, hub_store: HubStore, project: Path, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    where = {"s3": store, "hub": hub_store}[kind]
+    described, urls = inputs_for(stage(folder, store=where, project_dir=project), store=where)
+    run_dir = tmp_path / "there" / "runs" / "one"
+    (run_dir / "work").mkdir(parents=True)
+    job = Job.from_json(
+        {
+            "run_id": "one", "name": "one", "argv": ["x.py"], "inputs": [described],
+            "created_at": "2026-01-01T00:00:00+00:00",
+        }
+    )  # fmt: skip
+
+    stage_inputs(
+        str(run_dir), job, urls=urls, log=lambda _: None, progress=lambda _: None,
+        should_stop=lambda: False, stall_seconds=None,
+    )  # fmt: skip
+
+    for file in folder.rglob("*"):
+        if file.is_file():
+            there = run_dir / "work" / "data" / "coins" / file.relative_to(folder)
+            assert there.read_bytes() == file.read_bytes()

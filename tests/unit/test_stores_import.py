@@ -10,8 +10,8 @@ from pathlib import Path
 def test_importing_stores_data_sets_and_services_loads_no_sdk() -> None:
     code = (
         "import sys, kernel_tools.datasets, kernel_tools.stores, kernel_tools.services,"
-        " kernel_tools.kernels.local, kernel_tools.stores.local;"
-        "print([m for m in ('minio', 'urllib3', 'Crypto', 'torch', 'matplotlib', 'jupyter_server', 'fcntl_')"
+        " kernel_tools.kernels.local, kernel_tools.stores.local, kernel_tools.stores.hub, kernel_tools.datasets.inventory;"
+        "print([m for m in ('minio', 'huggingface_hub', 'urllib3', 'Crypto', 'torch', 'matplotlib', 'jupyter_server', 'fcntl_')"
         " if m in sys.modules])"
     )
     root = Path(__file__).resolve().parents[2]

@@ -115,7 +115,8 @@ def texts(path: Path) -> str:
 
 def pictures(path: Path) -> int:
     """Return how many pictures an executed notebook shows."""
-    return sum("image/png" in output.get("data", {}) for output in outputs(path))
+    kinds = [" ".join(output.get("data", {})) for output in outputs(path)]
+    return sum("image/" in kind for kind in kinds)
 
 
 def outputs(path: Path) -> list[Any]:

@@ -38,7 +38,7 @@ def test_it_proves_two_ranks_trains_from_the_store_and_brings_pictures_home(kagg
     assert {"best.pt", "last.pt"} <= {path.name for path in (run / "weights").iterdir()}
     assert "remote_dataset_ready=data/vehicles3" in (run / "train.log").read_text()
     assert pictures(executed) == 1 + 4
-    assert f"Run {run.name}: completed" in said
+    assert "Run vehicles3/resnet50: completed" in said
 
     left = executed.read_text() + done.stdout + done.stderr
     assert [secret for secret in kaggle.secrets if secret in left] == []

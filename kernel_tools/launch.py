@@ -164,6 +164,13 @@ class LaunchPlan:
 
     __repr__ = __str__
 
+    def _repr_mimebundle_(
+        self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
+    ) -> dict[str, str]:
+        from kernel_tools.views.static import plan_view
+
+        return plan_view(self)._repr_mimebundle_(include, exclude)
+
 
 def detector_request(
     command: str,

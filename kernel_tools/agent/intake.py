@@ -151,7 +151,7 @@ class Intake:
         finally:
             shutil.rmtree(building, ignore_errors=True)
         # Giving back gigabytes takes the file system a while, and nobody waits for it.
-        threading.Thread(target=discard, args=(self._part,), name="discard").start()
+        threading.Thread(target=discard, args=(self._part,), name="discard", daemon=False).start()
         return digest
 
     def _take(self, coming: Download, content: str) -> Tuple[str, int, int]:

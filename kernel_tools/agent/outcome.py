@@ -120,7 +120,9 @@ def judge(evidence: Evidence) -> Outcome:
         failure = _failure(evidence)
         if failure is not None:
             return Outcome("failed", failure.sentence, failure, _cause_code(evidence), crashed=True)
-        if code == 0 and all(reason.reason == "completed" for reason in evidence.reasons):
+        # After a stop an exit code of 0 alone may mean that the trainer obeyed.
+        said = evidence.stop is None or evidence.reasons or evidence.claim == "completed"
+        if code == 0 and said and all(r.reason == "completed" for r in evidence.reasons):
             return Outcome("completed", _completed_message(evidence), None, 0)
     stop = evidence.stop
     if stop is not None:

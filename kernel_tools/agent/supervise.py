@@ -9,15 +9,17 @@ import signal
 import subprocess
 import time
 import traceback
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import control, host, outcome, processes, retry, stacks, stage, trainer
 from .control import StopRequest
+from .deadlines import Deadlines
 from .ending import Ending, LostPeers, Progress
 from .errors import AgentError, StopRequestedError
 from .files import append_line, file_size, read_json, read_slice, utc_now
 from .finish import finish
 from .foreign import ForeignStatus
+from .group import Group
 from .heart import Heart
 from .job import Job
 from .launch import discard_secrets, read_secrets, take_lock
@@ -27,8 +29,6 @@ from .status import StatusFile
 from .watchdog import Watchdog
 
 _TICK_SECONDS = 0.2
-# How often the process table is read for what belongs to the run.
-_LOOK_SECONDS = 2.0
 # What a process that outlives its trainer gets between SIGTERM and SIGKILL.
 _LEFTOVER_SECONDS = 2.0
 _LOG_TAIL_BYTES = 256 << 10
@@ -56,16 +56,11 @@ class Supervisor:
         self.heart = Heart(run_dir, self.job.run_id)
         self.watchdog = Watchdog(run_dir)
         self.pusher = Pusher(run_dir, self.job, self.heart.update)
-        self.began = time.monotonic()
+        self.group = Group(run_dir, self.heart, self.watchdog)
+        self.deadlines = Deadlines(run_dir, self.job.limits)
         self.secrets: Dict[str, Any] = {}
-        self.trainer: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
-        self.known: Set[processes.Identity] = set()
-        self.ranks: Dict[int, Dict[str, Any]] = {}
         self.attempts: List[retry.Attempt] = []
         self.foreign: Optional[ForeignStatus] = None
-        self._rank_ids: Dict[int, processes.Identity] = {}
-        self._trainer_began: Optional[float] = None
-        self._looked = 0.0
         self._host_asks = False
         signal.signal(signal.SIGTERM, self._on_sigterm)
 
@@ -84,7 +79,7 @@ class Supervisor:
             # A defect of the agent: the log has where, the status says what.
             traceback.print_exc()
             result = _failed(Failure(type(error).__name__, f"the agent failed: {error}"))
-        self._end_processes(term_seconds=_LEFTOVER_SECONDS)
+        self.group.end(term_seconds=_LEFTOVER_SECONDS)
         try:
             self.heart.update(phase="push")
             self.pusher.stop()
@@ -172,7 +167,8 @@ class Supervisor:
         started_at, first_step = utc_now(), self._steps()
         log_start = file_size(self.log)
         oom_before = host.oom_kills()
-        self._start(command)
+        self.deadlines.trainer_starts()
+        self.group.start(command)
         evidence = self._watch(log_start)
         oom_after = host.oom_kills()
         killed = oom_before is not None and oom_after is not None and oom_after > oom_before
@@ -197,7 +193,7 @@ class Supervisor:
         """Wait before another attempt; False where the end was asked meanwhile."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
-            self._limits()
+            self.deadlines.enforce()
             if self._stop_request() is not None:
                 return False
             time.sleep(_TICK_SECONDS)
@@ -219,36 +215,9 @@ class Supervisor:
         previous = os.path.join(self.run_dir, "weights", "last.previous.pt")
         return last if os.path.isfile(last) or os.path.isfile(previous) else ""
 
-    def _start(self, command: trainer.Command) -> None:
-        descriptor = os.open(self.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            self.trainer = subprocess.Popen(
-                command.argv, cwd=os.path.join(self.run_dir, "work"), env=dict(command.environment),
-                stdin=subprocess.DEVNULL, stdout=descriptor, stderr=descriptor,
-                start_new_session=True, close_fds=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise AgentError(f"cannot start {command.argv[0]}: {error.strerror}") from error
-        finally:
-            os.close(descriptor)
-        self.ranks, self._rank_ids = {}, {}
-        if self._trainer_began is None:
-            self._trainer_began = time.monotonic()
-        row = processes.find(self.trainer.pid)
-        self.known = set() if row is None else {row.identity}
-        self.heart.update(
-            trainer={
-                "pid": self.trainer.pid,
-                "start_time": None if row is None else row.started,
-                "processes": command.processes,
-                "exit_code": None,
-            },
-            processes=sorted(self.known),
-        )
-
     def _watch(self, log_start: int) -> Evidence:
         """Wait for the trainer's end, or bring it about; nothing of the attempt is left after it."""
-        child = self.trainer
+        child = self.group.child
         if child is None:
             raise AssertionError("no trainer was started")
         ending = Ending(self.job.limits.grace_seconds)
@@ -256,9 +225,10 @@ class Supervisor:
         peers = LostPeers(self.run_dir)
         own_failure: Optional[Failure] = None
         while child.poll() is None:
-            if self._look():
-                self._end_lost_peers(peers)
-            self._limits()
+            if self.group.look():
+                self._show_foreign()
+                self.group.end_lost_peers(peers)
+            self.deadlines.enforce()
             stop = self._stop_request()
             if stop is None and own_failure is None and progress.stalled():
                 own_failure = self._stalled()
@@ -268,28 +238,14 @@ class Supervisor:
                 if step == "SIGTERM":
                     child.send_signal(signal.SIGTERM)
                 elif step == "SIGKILL":
-                    self._end_processes(term_seconds=0)
+                    self.group.end(term_seconds=0)
                 self._mark_stopping(stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(_TICK_SECONDS)
-        left_behind = len(self._find())
-        self._end_processes(term_seconds=0 if ending.step == "SIGKILL" else _LEFTOVER_SECONDS)
+        left_behind = len(self.group.find())
+        self.group.end(term_seconds=0 if ending.step == "SIGKILL" else _LEFTOVER_SECONDS)
         evidence = self._gather(child.returncode, log_start, ending.step, own_failure)
         return dataclasses.replace(evidence, left_behind=left_behind)
-
-    def _end_lost_peers(self, peers: LostPeers) -> None:
-        """Kill the ranks that outlive a dead one, which torchrun would leave hanging for longer."""
-        alive = frozenset(pid for pid, _ in self.known)
-        ranks = {rank: pid for rank, (pid, _) in self._rank_ids.items()}
-        if not peers.overdue(ranks, alive):
-            return
-        left = sorted(rank for rank, pid in ranks.items() if pid in alive)
-        append_line(
-            self.log, f"ranks_killed={left} a rank is gone, and they did not end by themselves"
-        )
-        for rank in left:
-            pid, started = self._rank_ids[rank]
-            processes.send(processes.Process(pid, started, 0, ""), signal.SIGKILL)
 
     def _gather(
         self, exit_code: int, log_start: int, forced: str, own_failure: Optional[Failure]
@@ -300,17 +256,15 @@ class Supervisor:
         reported = () if self.job.kind == "command" else outcome.parse_report(text)
         codes = dict(reported)
         codes.update({r.rank: r.exit_code for r in reasons if r.exit_code is not None})
+        ranks = self.group.ranks
         if exit_code == 0:
-            codes.update({rank: 0 for rank in self.ranks if rank not in codes})
+            codes.update({rank: 0 for rank in ranks if rank not in codes})
         for rank, code in codes.items():
-            self.ranks.setdefault(rank, {"rank": rank, "pid": None})["exit_code"] = code
+            ranks.setdefault(rank, {"rank": rank, "pid": None})["exit_code"] = code
         claim, claimed = self._foreign_end()
         self.heart.update(
-            ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
-            trainer={
-                "pid": None if self.trainer is None else self.trainer.pid,
-                "exit_code": exit_code,
-            },
+            ranks=self.group.rows(),
+            trainer={"pid": self.group.pid, "exit_code": exit_code},
         )
         return Evidence(
             kind=self.job.kind,
@@ -336,66 +290,11 @@ class Supervisor:
             self.status.write(**known)
         return self.foreign.says, self.foreign.failure
 
-    def _look(self) -> bool:
-        """Record what belongs to the run, so that it is found even when its parents are gone.
-
-        Returns:
-            Whether it was time to look.
-        """
-        now = time.monotonic()
-        if now - self._looked < _LOOK_SECONDS:
-            return False
-        self._looked = now
-        self.watchdog.keep()
-        found = self._find()
-        fresh = {process.identity for process in found.values()} - self.known
-        self.known = {process.identity for process in found.values()}
-        for pid, _ in fresh:
-            rank = processes.environment_of(pid).get("RANK", "")
-            parent = found[pid].parent
-            # Data loader processes inherit their rank's environment; the rank is torchrun's child.
-            if rank.isdigit() and self.trainer is not None and parent == self.trainer.pid:
-                self.ranks[int(rank)] = {"rank": int(rank), "pid": pid, "exit_code": None}
-                self._rank_ids[int(rank)] = found[pid].identity
-        phase = (read_json(self.status.path) or {}).get("phase")
-        self.heart.update(
-            phase=phase if phase in ("train", "eval") else "starting",
-            processes=sorted(self.known),
-            ranks=[self.ranks[rank] for rank in sorted(self.ranks)],
-            watchdog=self.watchdog.identity,
-        )
-        processes.reap_orphans(keep=self._own_pids())
-        if self.foreign is not None:
-            changes = self.foreign.look()
-            if changes and self.job.status_dir is not None and self._stop_request() is None:
-                self.status.write(**changes)
-        return True
-
-    def _find(self) -> Dict[int, processes.Process]:
-        return processes.of_run(
-            self.run_dir, recorded=self.known, parents=self._orphans(), exclude=self._helpers()
-        )
-
-    def _orphans(self) -> Tuple[int, ...]:
-        """Our own pid: what the trainer leaves behind becomes our child."""
-        return (os.getpid(),) if self.trainer is not None else ()
-
-    def _helpers(self) -> FrozenSet[int]:
-        return frozenset(pid for pid in (os.getpid(), self.watchdog.pid) if pid)
-
-    def _own_pids(self) -> FrozenSet[int]:
-        child = () if self.trainer is None else (self.trainer.pid,)
-        return self._helpers() | frozenset(child)
-
-    def _end_processes(self, *, term_seconds: float) -> None:
-        left = processes.end_all(self._find, term_seconds=term_seconds)
-        if self.trainer is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.trainer.wait(1.0)
-        processes.reap_orphans(keep=self._own_pids())
-        if left:
-            append_line(self.log, f"cannot_be_killed={[row.pid for row in left]}")
-        self.known = {row.identity for row in left}
+    def _show_foreign(self) -> None:
+        """Take over what another trainer's status says, unless it was asked to end."""
+        changes = {} if self.foreign is None else self.foreign.look()
+        if changes and self.job.status_dir is not None and self._stop_request() is None:
+            self.status.write(**changes)
 
     def _stop_request(self) -> Optional[StopRequest]:
         if self._host_asks:
@@ -404,18 +303,6 @@ class Supervisor:
             control.ask_stop(self.run_dir, StopRequest(control.STOPPED, message))
         return control.read_stop(self.run_dir)
 
-    def _limits(self) -> None:
-        """Ask for the end where a limit is reached."""
-        limits, now = self.job.limits, time.monotonic()
-        reached = None
-        began = now if self._trainer_began is None else self._trainer_began
-        if limits.timeout_seconds is not None and now - began >= limits.timeout_seconds:
-            reached = f"the time limit of {limits.timeout_seconds:g} s (--timeout) was reached"
-        elif limits.max_hours is not None and now - self.began >= limits.max_hours * 3600:
-            reached = f"the limit of {limits.max_hours:g} h (--max-hours) was reached"
-        if reached is not None:
-            control.ask_stop(self.run_dir, StopRequest(control.TIMED_OUT, reached))
-
     def _stalled(self) -> Failure:
         """Ask every rank that listens for its stacks, and name what was seen."""
         minutes = self.job.limits.stall_minutes
@@ -423,9 +310,9 @@ class Supervisor:
             f"stalled: no new step and no new log line for {minutes or 0:.3g} min (--stall-minutes)"
         )
         append_line(self.log, message)
-        ranks: Dict[Optional[int], processes.Identity] = dict(self._rank_ids.items())
-        if not ranks and self.trainer is not None:
-            row = processes.find(self.trainer.pid)
+        ranks: Dict[Optional[int], processes.Identity] = dict(self.group.identities.items())
+        if not ranks and self.group.pid is not None:
+            row = processes.find(self.group.pid)
             ranks = {} if row is None else {None: row.identity}
         places = stacks.dump(self.log, ranks)
         return Failure("Stalled", f"{message}; {places}" if places else message)

@@ -39,6 +39,7 @@ MOST_CURVES: Final = 7
 ENDS: Final = 3
 MOST_CELLS: Final = 14
 PERCENT_CELLS: Final = 8
+LONGEST_NAME: Final = 24
 
 # Okabe & Ito (2008) without its yellow, which a white page swallows.
 HUES: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#8a6d00", "#5c5f66")
@@ -134,6 +135,7 @@ def pr_curve(judged: Evaluation) -> Figure:
 def confusion_matrix(judged: Evaluation) -> Figure:
     """What is there (rows) and what was found (columns), as counts and shares of the row."""
     names, matrix = _reduced(judged.names, judged.confusion)
+    names = [shorten(name) for name in names]
     side = len(names)
     page = blank(max(4.6, 1.9 + 0.5 * side), max(3.8, 1.5 + 0.4 * side))
     axes = page.subplots()
@@ -148,12 +150,17 @@ def confusion_matrix(judged: Evaluation) -> Figure:
     axes.tick_params(length=0)
     axes.set_xlabel("found as")
     axes.set_ylabel("what is there")
-    axes.set_title(
+    page.suptitle(  # as wide as the page: long names leave the axes little
         f"Confusion at IoU {judged.iou:.2f}, score {judged.confusion_score:g} and above",
         fontsize=10,
         parse_math=False,
     )
     return Figure(png(page), _confusion_told(judged))
+
+
+def shorten(name: str) -> str:
+    """A name that leaves room for the figure; the table above has it whole."""
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
 
 
 def figure(value: float | None) -> str:
@@ -180,7 +187,7 @@ def _draw_curve(
         markersize=8,
         markeredgecolor="white",
         clip_on=False,
-        label=f"{one.name}, AP50 {figure(one.ap50)}",
+        label=f"{shorten(one.name)}, AP50 {figure(one.ap50)}",
         zorder=3,
     )
 

@@ -36,7 +36,7 @@ STYLE: Final = """<style>
 .kt-view.kt-view.kt-view code,.kt-view.kt-view.kt-view pre{font-family:var(--jp-code-font-family,ui-monospace,monospace);font-size:12px;color:inherit;background:transparent;padding:0;border:0}
 .kt-view.kt-view code{overflow-wrap:anywhere}
 .kt-view .kt-bar{display:flex;align-items:center;gap:.7em;margin:.2em 0}
-.kt-view .kt-bar>span{flex:0 0 15em}
+.kt-view .kt-bar>span{flex:0 0 17em}
 .kt-view .kt-track{flex:1 1 auto;height:.55em;border-radius:.3em;background:rgba(127,127,127,.28);overflow:hidden}
 .kt-view .kt-fill{height:100%;border-radius:.3em;background:#2a7fd4}
 .kt-view .kt-curves{display:flex;flex-wrap:wrap;gap:.2em 1.6em;margin:.5em 0}
@@ -50,8 +50,11 @@ STYLE: Final = """<style>
 .kt-view .kt-error{border-left:3px solid #d1453b;padding:.2em .6em;margin:.4em 0;overflow-wrap:anywhere}
 .kt-view table.kt-table{border-collapse:collapse;margin:.4em 0;color:inherit;font-size:13px;table-layout:auto}
 .kt-view table.kt-table caption{text-align:left;font-weight:600;caption-side:top;color:inherit;padding:.2em 0}
-.kt-view table.kt-table th,.kt-view table.kt-table td{text-align:left;padding:.2em 1em .2em 0;border-bottom:1px solid rgba(127,127,127,.35);background:transparent;color:inherit;overflow-wrap:anywhere;max-width:40em;white-space:normal}
+.kt-view table.kt-table th,.kt-view table.kt-table td{text-align:left;padding:.2em 1em .2em 0;border-bottom:1px solid rgba(127,127,127,.35);background:transparent;color:inherit;overflow-wrap:break-word;max-width:40em;white-space:normal}
+.kt-view .kt-wide{overflow-x:auto}
+.kt-view table.kt-table td:not(.kt-right){overflow-wrap:anywhere;min-width:7em}
 .kt-view table.kt-table .kt-right{text-align:right;font-variant-numeric:tabular-nums}
+.kt-view table.kt-table td.kt-right{white-space:nowrap}
 </style>"""
 
 
@@ -131,7 +134,9 @@ def table(
 
     head = cells("th", header, ' scope="col"')
     body = "".join(f"<tr>{cells('td', row, '')}</tr>" for row in rows)
+    # Wider than the page, it scrolls, and the keyboard reaches it to do so.
     return (
+        f'<div class="kt-wide" role="region" tabindex="0" aria-label="{text(caption)}">'
         f'<table class="kt-table"><caption>{text(caption)}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>"
     )

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from kernel_tools.datasets.reference import DatasetReference
     from kernel_tools.datasets.sizing import DiskNeed
     from kernel_tools.fetch import Fetched
+    from kernel_tools.launch import LaunchPlan
     from kernel_tools.session import RunRow
     from kernel_tools.sync import SyncPlan, SyncReport
 
@@ -336,8 +337,8 @@ def files_table(files: Sequence[Fetched], *, relative_to: Path | None = None) ->
     return TableView(caption, ("file", "size", "sha256"), tuple(rows), right=(1,))
 
 
-def sync_view(result: SyncPlan | SyncReport) -> View:
-    """Show what a sync sent (every file was verified on arrival), or what one would send."""
+def sync_view(result: SyncPlan | SyncReport, *, seconds: float | None = None) -> View:
+    """Show what a sync sent (every file was verified on arrival) and how long it took, or would send."""
     from kernel_tools.sync import SyncPlan
 
     if isinstance(result, SyncPlan):
@@ -351,9 +352,36 @@ def sync_view(result: SyncPlan | SyncReport) -> View:
         ("files", str(result.files)),
         ("size", facts.size(result.bytes)),
         ("sent", f"{result.uploaded} files, each verified by SHA-256"),
+        *(() if seconds is None else (("took", f"{seconds:.2f} s"),)),
         *(("note", warning) for warning in result.warnings),
     )
     return FactsView("Code is on the remote", pairs, " ".join(result.lines()))
+
+
+@dataclass(frozen=True, repr=False)
+class PlanView(FactsView):
+    """What a launch would send; the text is the plan's own lines."""
+
+    text: str = ""
+
+    def plain(self) -> str:
+        """The lines that scripts and logs know."""
+        return self.text
+
+
+def plan_view(plan: LaunchPlan) -> PlanView:
+    """Show what a dry run found: what would run, what would travel, what would be used."""
+    files, job = plan.sync.files, plan.job
+    largest = ", ".join(f"{one.path} {facts.size(one.size)}" for one in plan.sync.largest(3))
+    pairs = [
+        ("command", " ".join(job.argv)),
+        ("code that would travel", f"{len(files)} files, {facts.size(plan.sync.bytes)}"),
+        ("the largest of it", largest),
+        *(("note", warning) for warning in plan.sync.warnings),
+        *((("resumes from", str(job.resume["checkpoint"])),) if job.resume else ()),
+        *(("data set", f"{one['object']} as {one['dest']}") for one in job.inputs),
+    ]
+    return PlanView("Would be launched; nothing was sent", tuple(pairs), text=str(plan))
 
 
 def dataset_view(reference: DatasetReference, *, standing: str = "is staged") -> FactsView:

@@ -6,17 +6,18 @@ import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import tarfile
 
 import pytest
-from kernel_tools_agent.partfile import PART_BYTES
 
 from .conftest import AGENT_FOLDER
 from .small_store import Store
 
 SIZE = 24 << 20
+LATE_BYTES = 1 << 20
 
 STAGE = """
 import importlib.util, json, os, sys
@@ -96,6 +97,15 @@ class Machine:
             else []
         )
 
+    def kept(self):
+        """Bytes that a killed download left, by its own record."""
+        path = os.path.join(self.root, "datasets", f".part-{self.sha256}.map")
+        if not os.path.exists(path):
+            return 0
+        with open(path, "rb") as stream:
+            counts = stream.read()[512:]
+        return sum(struct.unpack_from("<Q", counts, at)[0] for at in range(0, len(counts), 8))
+
     def check_sets(self):
         """Whatever has a data set's name is complete."""
         for name in self.sets():
@@ -126,7 +136,7 @@ def kill_once(root, seed):
         process.communicate()
         machine.check_sets()
         store.open_gate()
-        before, was_there = store.sent, bool(machine.sets())
+        before, was_there, kept = store.sent, bool(machine.sets()), machine.kept()
         process = machine.stage()
         assert process.communicate(timeout=120)[0] == b"done\n"
         assert process.returncode == 0
@@ -140,7 +150,8 @@ def kill_once(root, seed):
         )
         again = store.sent - before
         assert not (was_there and again)
-        assert store.sent <= len(machine.data) + PART_BYTES
+        # Not a byte that was on disk comes again; four lines of the killed one may swallow a little late.
+        assert again <= len(machine.data) - kept + LATE_BYTES
     finally:
         store.open_gate()
         store.close()

@@ -166,6 +166,7 @@ def clipped(page: Any) -> list[str]:
     """Return the elements of ours whose text is cut off."""
     return page.evaluate("""() => [...document.querySelectorAll('.kt-view, .kt-view *, .widget-button')]
       .filter(e => e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1)
+      .filter(e => !['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
       .map(e => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}: ${e.textContent.slice(0, 40)}`)""")
 
 

@@ -146,6 +146,7 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
 
     # What is saved is static, and is there after reopening; a new kernel goes on from it.
     last = figures(panel)
+    assert f"epoch {last['optimizer_steps']}" in panel.locator(".kt-curves").inner_html()
     command(page, "docmanager:save")
     wait_until(
         lambda: f"optimizer_steps={last['optimizer_steps']}" in str(outputs(path, 1)), seconds=20

@@ -23,13 +23,12 @@ from kernel_tools.views.render import CLOCK
 me = psutil.Process()
 run = %remote_run custom --command "python replay.py {epochs} {lines} {seconds} {slow}" --sync-path replay.py --status-dir out
 before = peak = me.memory_info().rss
-slow = fast = None
+slow = share = None
 while not run.snapshot.terminal:
     time.sleep(0.25)
     peak = max(peak, me.memory_info().rss)
-    if fast is None and (run.snapshot.figure("current_epoch") or 0) >= {epochs}:
-        fast = time.monotonic()
-    if fast and slow is None and time.monotonic() > fast + 3:  # and has caught up
+    rows = run.snapshot.steps
+    if slow is None and rows and rows[-1]["optimizer_steps"] > {epochs} * {lines}:  # has caught up
         slow = time.monotonic(), sum(me.cpu_times()[:2])
     elif slow and run.snapshot.figure("phase") == "train":
         share = (sum(me.cpu_times()[:2]) - slow[1]) / (time.monotonic() - slow[0])
@@ -80,24 +79,19 @@ def busiest_second(times):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("epochs", "seconds", "slow"),
+    ("epochs", "seconds", "slow", "share"),
     [
-        pytest.param(100, 10, 12, id="a-tenth"),
+        pytest.param(100, 10, 12, 0.1, id="a-tenth"),  # in seconds too few to be exact
         pytest.param(
-            1000, 120, 60, id="whole", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]
+            1000, 180, 60, 0.05, id="whole", marks=[pytest.mark.campaign, pytest.mark.timeout(900)]
         ),
     ],
 )
 def test_a_thousand_epochs_and_two_hundred_thousand_lines_go_by(
-    tmp_path, monkeypatch, epochs, seconds, slow
+    tmp_path, monkeypatch, epochs, seconds, slow, share
 ):
     told, notebook, written = watched(
         tmp_path, monkeypatch, epochs=epochs, lines=200, seconds=seconds, slow=slow
-    )
-    print(
-        told,
-        {k[:4]: len(v) for k, v in written.items()},
-        len(json.dumps(notebook.cells[1].outputs)),
     )
     assert told["state"] == "completed"
     assert told["lines"] == epochs * 200 + slow * 20
@@ -109,4 +103,4 @@ def test_a_thousand_epochs_and_two_hundred_thousand_lines_go_by(
     assert len(json.dumps(outputs)) < 150_000
     assert max(map(busiest_second, written.values())) <= 4
     assert told["grown"] < 80e6
-    assert told["share"] < 0.05
+    assert told["share"] < share

@@ -7,7 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from kernel_tools.redact import register_secret
+from kernel_tools.session import Session
 from kernel_tools.state import Contact
+from kernel_tools.sync import SyncReport
 from kernel_tools.views import facts
 from kernel_tools.views.static import (
     ProgressView,
@@ -17,6 +19,7 @@ from kernel_tools.views.static import (
     files_table,
     runs_table,
     summary_mimebundle,
+    sync_view,
 )
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, status, training
 
@@ -179,3 +182,22 @@ def test_the_line_of_a_run_holds_what_a_batch_log_needs():
     assert facts.line(snapshot()) == (
         f"{RUN_ID} state=training epoch=3/10 optimizer_steps=97 loss=17.43 AP50=0.8123 eta=1min05s"
     )
+
+
+def test_a_dry_run_is_told_as_text_and_html(tmp_path):
+    (tmp_path / "train.py").write_text("print()")
+    (tmp_path / "pyproject.toml").write_text("")
+    plan = Session(tmp_path).run_script("train.py", ["--name", EVIL], dry_run=True)
+    bundle = plan._repr_mimebundle_()
+    assert bundle["text/plain"] == str(plan)
+    text = Page(bundle["text/html"]).text
+    assert "nothing was sent" in text
+    assert f"train.py --name {EVIL}" in text
+    assert f"{len(plan.sync.files)} files" in text
+
+
+def test_a_sync_tells_what_travelled_that_it_was_verified_and_how_long_it_took():
+    report = SyncReport(("detector",), 51, 240_000, 3, {})
+    pairs = dict(sync_view(report, seconds=0.25).pairs)
+    assert pairs["sent"] == "3 files, each verified by SHA-256"
+    assert (pairs["size"], pairs["took"]) == ("0.24 MB", "0.25 s")

@@ -8,16 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from kernel_tools.errors import KernelToolsError, RunNotFoundError
+from kernel_tools.errors import InvalidArgumentError, KernelToolsError, RunNotFoundError
 from kernel_tools.mirror import METRICS, STEPS, RunMirror
 from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
 from kernel_tools.state import RunSnapshot, RunState, thinned
-from kernel_tools.views.compare import Compared, settings_of
+from kernel_tools.views.compare import Compared, Comparison, settings_of
+
+if TYPE_CHECKING:
+    from kernel_tools.known_runs import KnownRuns
+
+
+def comparison(runs: KnownRuns, run_ids: Sequence[str], *, on: str | None) -> Comparison:
+    """Return runs beside each other: those named, or all of the session.
+
+    Raises:
+        InvalidArgumentError: they are fewer than two.
+        RunNotFoundError: there is no such run.
+    """
+    wanted = dict.fromkeys(runs.complete(run_id) for run_id in run_ids or runs.ids)
+    if len(wanted) < 2:
+        raise InvalidArgumentError(
+            "two runs or more are needed to compare them.", hint="%remote_runs lists the runs."
+        )
+    found = []
+    for run_id in wanted:
+        ended = None if run_id in runs.ids else kept(runs.project.registry, run_id)
+        found.append(ended or compared(runs.get(run_id, on=on)))
+    return Comparison(tuple(found))
 
 
 def compared(run: Run) -> Compared:

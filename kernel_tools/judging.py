@@ -12,13 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.errors import FetchError, InvalidArgumentError
+from kernel_tools.errors import FetchError, InvalidArgumentError, RunNotFoundError
 from kernel_tools.fetch import LISTING_SECONDS
 from kernel_tools.launch import LaunchOptions, LaunchRequest, detector_request
 from kernel_tools.settings import Settings
 
 if TYPE_CHECKING:
     from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.known_runs import KnownRuns
     from kernel_tools.run import Run
 
 COMMANDS: Final = ("eval", "visualize", "calibrate")  # those that look at weights and make none
@@ -160,6 +161,42 @@ def source_of(run: Run) -> str | None:
         if option == "--checkpoint" and parts[:2] == ["..", ".."] and len(parts) > 2:
             return parts[2]
     return None
+
+
+def trained(runs: KnownRuns, run_id: str | None, *, on: str | None) -> Run:
+    """Return the run that made the weights which the named run, or the last one, has to do with.
+
+    Raises:
+        RunNotFoundError: there is no such run, or no run made them.
+    """
+    run = runs.get(run_id, on=on)
+    made_by = source_of(run)
+    if made_by is None and run_id is None:  # it looked at a file; what was there before it?
+        earlier = [known for known in runs.newest_first if known.link is run.link]
+        made_by = next(filter(None, map(source_of, earlier)), None)
+    if made_by is None:
+        raise RunNotFoundError(
+            f"{run.id} looked at weights that no run made.", hint="Name another: --run RUN."
+        )
+    return run if made_by == run.id else runs.get(made_by, on=on)
+
+
+def calibration_of(runs: KnownRuns, named: str, *, on: str | None) -> Path:
+    """Return the calibration here that is meant: by its path, or as what a run left.
+
+    Raises:
+        InvalidArgumentError: there is none.
+    """
+    path = runs.project.resolve(named)
+    if path.is_file():
+        return path
+    try:
+        return runs.get(named, on=on).bring("evaluation/calibration.json")
+    except (RunNotFoundError, FetchError, InvalidArgumentError) as error:
+        raise InvalidArgumentError(
+            f"there is no calibration {named}, neither a file nor of a run.",
+            hint="%remote_eval --calibrate makes one; then give that run's id.",
+        ) from error
 
 
 def configuration_of(run: Run) -> Path:

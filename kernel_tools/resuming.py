@@ -1,4 +1,4 @@
-"""What `--resume` means: a run's last checkpoint on the remote, or a checkpoint file of this machine.
+"""What `--resume` means: a run's last checkpoint, there or in the store, or a file of this machine.
 
 It finds out and refuses; sending is `launch`'s. A file from here lies on the remote as in a run's folder
 of its own, with the rows and best weights that stand beside it, so that the history goes on.
@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.errors import InvalidArgumentError
+from kernel_tools.errors import ConfigurationError, InvalidArgumentError, RunNotFoundError
 from kernel_tools.fetch import LISTING_SECONDS, sha256_of
 
 if TYPE_CHECKING:
+    from kernel_tools.known_runs import KnownRuns
     from kernel_tools.pushed import PushedSet
     from kernel_tools.run import Run
     from kernel_tools.stores.base import ObjectStore
@@ -50,6 +51,26 @@ class ResumePoint:
         home = f"runs/{new_run_id}/work/" if self.inputs else ""
         told = {"checkpoint": home + self.checkpoint}
         return told if self.run_id is None else {**told, "run_id": self.run_id}
+
+
+def find(
+    resume: str | None, runs: KnownRuns, *, on: str | None
+) -> tuple[Run | None, ResumePoint | None]:
+    """Return what is resumed: a run and its checkpoint, or only a file of this machine.
+
+    Raises:
+        RunNotFoundError: neither the remote nor the store knows the run.
+        InvalidArgumentError: there is no checkpoint, or the run still goes on.
+    """
+    if resume is None:
+        return None, None
+    if is_file(resume):
+        return None, of_file(runs.project.resolve(resume))
+    try:
+        source = runs.get(resume, on=on)
+    except RunNotFoundError:  # another machine; is it in the store?
+        return _find_in_store(resume, runs, on=on)
+    return source, of_run(source)
 
 
 def is_file(text: str) -> bool:
@@ -143,3 +164,20 @@ def of_pushed(pushed: PushedSet, store: ObjectStore, *, expires_seconds: int) ->
             hint="It ended before its first checkpoint; start it anew without --resume.",
         )
     return ResumePoint(f"{_FROM_STORE}/{LAST[0]}", run_id=pushed.run_id, inputs=tuple(inputs))
+
+
+def _find_in_store(run_id: str, runs: KnownRuns, *, on: str | None) -> tuple[Run, ResumePoint]:
+    """Return a run that this machine does not know, and the last checkpoint that it pushed."""
+    from kernel_tools.pushed import StoreLink
+    from kernel_tools.pushing import life_seconds
+
+    where = runs.connections.named(on).name
+    try:
+        source = runs.from_store(run_id, on=on)
+    except (RunNotFoundError, ConfigurationError) as error:
+        raise RunNotFoundError(
+            f"{where} does not know the run {run_id}, and no store has it: {error}"
+        ) from error
+    assert isinstance(source.link, StoreLink)
+    link = source.link
+    return source, of_pushed(link.pushed, link.store, expires_seconds=life_seconds(None))

@@ -7,31 +7,17 @@ logic and draws nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kernel_tools import resuming
 from kernel_tools.connect import open_connection
-from kernel_tools.connection import Connection, open_store
-from kernel_tools.errors import (
-    AgentError,
-    ConfigurationError,
-    FetchError,
-    InvalidArgumentError,
-    KernelConnectionError,
-    KernelTimeoutError,
-    KernelToolsError,
-    NotConnectedError,
-    RunNotFoundError,
-)
-from kernel_tools.judging import (
-    TRAVELS_TO,
-    Judging,
-    configuration_of,
-    inputs_of,
-    references_of,
-    source_of,
-)
+from kernel_tools.connection import Connection
+from kernel_tools.connections import Connections
+from kernel_tools.errors import InvalidArgumentError
+from kernel_tools.judging import TRAVELS_TO, Judging, calibration_of, configuration_of, trained
+from kernel_tools.known_runs import KnownRuns, RunRow
 from kernel_tools.launch import (
     LaunchOptions,
     LaunchPlan,
@@ -42,58 +28,45 @@ from kernel_tools.launch import (
     plan_launch,
     silent,
 )
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import Registry, RunRecord
+from kernel_tools.project import Project
+from kernel_tools.registry import Registry
 from kernel_tools.run import Run
-from kernel_tools.settings import Settings, find_project_dir, load_settings
+from kernel_tools.settings import Settings
+from kernel_tools.storage import Storage
 
 if TYPE_CHECKING:
-    from kernel_tools.datasets.inventory import Claims, Inventory
+    from kernel_tools.datasets.inventory import Inventory
     from kernel_tools.datasets.reference import DatasetReference
     from kernel_tools.kernels.base import CellOutput
     from kernel_tools.receipt import Receipt
-    from kernel_tools.resuming import ResumePoint
-    from kernel_tools.stores.base import ObjectStore
     from kernel_tools.sync import SyncPlan, SyncReport
     from kernel_tools.views.compare import Comparison
 
-
-@dataclass(frozen=True, slots=True)
-class RunRow:
-    """One line of `%remote_runs`."""
-
-    run_id: str
-    name: str
-    state: str
-    created_at: str
-    where: str
-    world_size: int | None = None
-    optimizer_steps: int | None = None
+__all__ = ["RunRow", "Session", "default_session"]
 
 
 class Session:
     """The state of one notebook or script."""
 
     def __init__(self, project_dir: Path | None = None) -> None:
-        self._project_dir = project_dir
-        self._connections: dict[str, Connection] = {}
-        self._disconnected: dict[str, Connection] = {}  # runs go on being watched through these
-        self._runs: dict[str, Run] = {}
-        self._last_run: str | None = None
+        self._project = Project(project_dir)
+        self._connections = Connections()
+        self._storage = Storage(self._project, self._connections)
+        self._runs = KnownRuns(self._project, self._connections, self._storage)
 
     @property
     def project_dir(self) -> Path:
         """The project of the current folder."""
-        return self._project_dir or find_project_dir()
+        return self._project.folder
 
     @property
     def registry(self) -> Registry:
         """The runs that this project has launched."""
-        return Registry(self.project_dir)
+        return self._project.registry
 
     def settings(self) -> Settings:
         """Read the environment and `.env` anew."""
-        return load_settings(self.project_dir)
+        return self._project.settings()
 
     # Connections -----------------------------------------------------------------------------
 
@@ -128,7 +101,7 @@ class Session:
             ConfigurationError: no URL is set, or the token's variable is empty.
             KernelError: the server does not answer, refuses, or has no such kernel.
         """
-        connection = open_connection(
+        made = open_connection(
             target,
             settings=self.settings(),
             token_env=token_env,
@@ -140,15 +113,9 @@ class Session:
             password_env=password_env,
             keep_alive_minutes=keep_alive_minutes,
         )
-        previous = self._connections.pop(connection.name, None)
-        previous = previous or self._disconnected.pop(connection.name, None)
-        if previous is not None:
-            previous.take_over(connection)
-            connection = previous
-            for run in self._runs.values():
-                if run.link is connection:
-                    run.reconnected()
-        self._connections[connection.name] = connection  # the last one made is the default
+        connection = self._connections.add(made)
+        for run in self._runs.on(connection):
+            run.reconnected()
         return connection
 
     def connection(self, on: str | None = None) -> Connection:
@@ -157,49 +124,20 @@ class Session:
         Raises:
             NotConnectedError: there is none.
         """
-        if on is None and self._connections:
-            return next(reversed(self._connections.values()))
-        if on is not None and on in self._connections:
-            return self._connections[on]
-        wanted = "there is no connection yet" if on is None else f"there is no connection {on!r}"
-        known = f" (there are: {', '.join(self._connections)})" if self._connections else ""
-        raise NotConnectedError(
-            f"{wanted}{known}.", hint="%remote_connect local, or %remote_connect URL."
-        )
+        return self._connections.named(on)
 
     @property
     def connections(self) -> tuple[Connection, ...]:
         """All connections, the default one last."""
-        return tuple(self._connections.values())
+        return self._connections.open
 
     def disconnect(self, on: str | None = None) -> str:
         """Let go of a connection; runs go on. Returns a sentence that says what still runs."""
         connection = self.connection(on)
-        alive = self._alive_on(connection)
-        for run in self._runs.values():
-            if run.link is connection:
-                run.detach()
-        del self._connections[connection.name]
-        ended = " The local server and store were ended." if connection.close() else ""
-        self._disconnected[connection.name] = connection
-        if not alive:
-            return f"Disconnected from {connection.name}; none of its runs is going on.{ended}"
-        return (
-            f"Disconnected from {connection.name}; still running there: {', '.join(alive)}. "
-            f"%remote_connect{' local' if connection.local else ''} and "
-            f"%remote_attach {alive[0]} come back."
-        )
-
-    def _alive_on(self, connection: Connection) -> list[str]:
-        try:
-            listed = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
-        except KernelToolsError:
-            return [
-                run.id
-                for run in self._runs.values()
-                if run.link is connection and not run.snapshot.terminal
-            ]
-        return [row["run_id"] for row in listed if row.get("agent_alive")]
+        running = self._runs.alive_on(connection)
+        for run in self._runs.on(connection):
+            run.detach()
+        return self._connections.let_go(connection, running=running)
 
     def execute(
         self,
@@ -261,41 +199,14 @@ class Session:
             StagingError: the folder or archive is not fit to be staged.
             StoreError: the store does not take it.
         """
-        from kernel_tools.datasets import stage
-        from kernel_tools.datasets.configured import archive_of
+        return self._storage.stage(
+            path, name=name, object_name=object_name, expected_root=expected_root, sha256=sha256,
+            config=config, to=to, force=force, dry_run=dry_run, on=on, on_progress=on_progress,
+        )  # fmt: skip
 
-        if config is not None:
-            given = archive_of(config, project_dir=self.project_dir, settings=self.settings())
-            name, object_name = name or given.name, object_name or given.object
-            expected_root, sha256 = expected_root or given.root, sha256 or given.sha256
-        if to.startswith("hf://"):
-            from kernel_tools.stores.hub import parse_place
-
-            repository, key = parse_place(to)
-            object_name, store = object_name or key, self._hub(repository)
-        elif to != "s3":
-            raise InvalidArgumentError(
-                f"--to {to!r} is not a store that data can be staged to.",
-                hint="Give s3 or hf://ORG/REPO.",
-            )
-        elif dry_run and path is not None and not self._reachable():
-            store = None
-        else:
-            store = self._store(on)
-        return stage(
-            None if path is None else self._resolve(path),
-            store=store,
-            project_dir=self.project_dir,
-            name=name,
-            object_name=object_name,
-            expected_root=expected_root,
-            sha256=sha256,
-            force=force,
-            dry_run=dry_run,
-            on_progress=on_progress,
-        )
-
-    def store_objects(self, prefix: str = "", *, to: str = "s3", on: str | None = None) -> Inventory:
+    def store_objects(
+        self, prefix: str = "", *, to: str = "s3", on: str | None = None
+    ) -> Inventory:
         """List what is in the store: whose each object is, what it costs, what a live run needs.
 
         Args:
@@ -308,7 +219,8 @@ class Session:
         """
         from kernel_tools.datasets.inventory import take
 
-        return take(self._store_at(to, on), self._claims(on)).below(prefix)
+        store = self._storage.at(to, on)
+        return take(store, self._storage.claims(self.runs(on=on))).below(prefix)
 
     def remove_objects(
         self, names: Sequence[str], *, dry_run: bool = True, to: str = "s3", on: str | None = None
@@ -328,8 +240,8 @@ class Session:
         """
         from kernel_tools.datasets.inventory import chosen, take
 
-        store = self._store_at(to, on)
-        doomed = chosen(take(store, self._claims(on)), names)
+        store = self._storage.at(to, on)
+        doomed = chosen(take(store, self._storage.claims(self.runs(on=on))), names)
         return doomed if dry_run else doomed.remove_from(store)
 
     def push_weights(
@@ -370,49 +282,6 @@ class Session:
         hub = HubStore.from_settings(self.settings(), repository, kind="model")
         hub.put(file.path, key, metadata={SHA256_KEY: file.sha256, "run": run.id})
         return f"hf://{repository}/{key}"
-
-    def _store_at(self, to: str, on: str | None) -> ObjectStore:
-        if to.startswith("hf://"):
-            from kernel_tools.stores.hub import parse_place
-
-            return self._hub(parse_place(to)[0])
-        if to != "s3":
-            raise InvalidArgumentError(f"{to!r} is no store.", hint="Give s3 or hf://ORG/REPO.")
-        store: ObjectStore = self._store(on)
-        return store
-
-    def _hub(self, repository: str) -> ObjectStore:
-        from kernel_tools.stores.hub import HubStore
-
-        return HubStore.from_settings(self.settings(), repository)
-
-    def _claims(self, on: str | None) -> Claims:
-        """Return which runs go on and what they read, as far as is known here and on the remote."""
-        from kernel_tools.datasets.inventory import Claims, may_be_live
-
-        live: dict[str, tuple[str, ...] | None] = {}
-        for row in self.runs(on=on):
-            if may_be_live(row.state, row.created_at):
-                try:
-                    live[row.run_id] = self.registry.load(row.run_id).inputs
-                except RunNotFoundError:  # another project's
-                    live[row.run_id] = None
-        return Claims(live, self._known_references())
-
-    def _reachable(self) -> bool:
-        """True where a store can be asked: a connection brings one, or one is configured."""
-        return bool(self._connections) or self.settings().get("MINIO_ENDPOINT") is not None
-
-    def _store(self, on: str | None) -> Any:
-        settings = self.settings()
-        if self._connections or not settings.get("MINIO_ENDPOINT"):
-            return self.connection(on).store(settings)
-        return open_store(settings, local=False)
-
-    def _resolve(self, path: str | Path) -> Path:
-        """Relative paths are looked up in the current folder, then in the project."""
-        path = Path(path).expanduser()
-        return path.absolute() if path.exists() else self.project_dir / path
 
     # Code ------------------------------------------------------------------------------------
 
@@ -469,7 +338,7 @@ class Session:
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
         chosen = LaunchOptions.of(options)
-        source, point = self._resume_point(resume, on)
+        source, point = resuming.find(resume, self._runs, on=on)
         if config is None:
             if source is None:
                 raise InvalidArgumentError(
@@ -478,10 +347,10 @@ class Session:
                 )
             config = str(configuration_of(source))
             chosen = replace(chosen, name=chosen.name or source.record.name)
-        references = [self._reference(ref) for ref in datasets]
-        connection = self._connection_of(source, on)
+        references = self._storage.references(datasets)
+        connection = self._connections.of(source, on)
         if source is not None and not references:
-            references = self._inputs_again(source, connection)
+            references = self._storage.inputs_of(source, connection)
         request = detector_request(
             "train",
             config,
@@ -520,13 +389,12 @@ class Session:
         from kernel_tools.receipt import Receipt, again, differing, warning
 
         if not isinstance(receipt, Receipt):
-            path = self._resolve(receipt)
+            path = self._project.resolve(receipt)
             named = path.suffix == ".json" or len(Path(receipt).parts) > 1
             receipt = Receipt.read(path) if named else self.run(str(receipt), on=on).receipt
-        inputs = receipt.job.get("inputs") or ()
         request = again(
             receipt,
-            references=self._references_of(inputs, on) if inputs else (),
+            references=self._storage.references_of(receipt.job.get("inputs") or (), on),
             options=options,
             project_dir=self.project_dir,
             settings=self.settings(),
@@ -573,7 +441,7 @@ class Session:
             arguments,
             options=LaunchOptions.of(options),
             project_dir=self.project_dir,
-            references=[self._reference(ref) for ref in datasets],
+            references=self._storage.references(datasets),
             status_dir=status_dir,
         )
         return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
@@ -601,7 +469,7 @@ class Session:
             command,
             arguments,
             options=LaunchOptions.of(options),
-            references=[self._reference(ref) for ref in datasets],
+            references=self._storage.references(datasets),
             status_dir=status_dir,
         )
         return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
@@ -643,11 +511,11 @@ class Session:
             ConfigurationError: the configuration or an override does not fit; nothing was sent.
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
-        return self._judge(
-            "eval", config, run=run, checkpoint=checkpoint, overrides=overrides, datasets=datasets,
-            dry_run=dry_run, on=on, report=report, options=options,
-            arguments=("--calibrate",) if calibrate else (),
+        asked = Judging(
+            "eval", config, checkpoint, tuple(overrides), ("--calibrate",) if calibrate else (), {},
+            LaunchOptions.of(options),
         )  # fmt: skip
+        return self._judge(asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report)
 
     def visualize(
         self,
@@ -675,14 +543,14 @@ class Session:
         arguments = ["--count", str(count), "--min-score", str(min_score)]
         files: dict[str, Path] = {}
         if calibration is not None:
-            path = self._calibration(str(calibration), on)
+            path = calibration_of(self._runs, str(calibration), on=on)
             files[f"{TRAVELS_TO}/{path.name}"] = path
             arguments += ["--calibration", f"{TRAVELS_TO}/{path.name}"]
-        return self._judge(
-            "visualize", config, run=run, checkpoint=checkpoint, overrides=overrides,
-            datasets=datasets, dry_run=dry_run, on=on, report=report, options=options,
-            arguments=arguments, files=files,
+        asked = Judging(
+            "visualize", config, checkpoint, tuple(overrides), tuple(arguments), files,
+            LaunchOptions.of(options),
         )  # fmt: skip
+        return self._judge(asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report)
 
     def run(self, run_id: str | None = None, *, on: str | None = None) -> Run:
         """Return a run of this session by id (or an unambiguous part), attaching to it if need be.
@@ -690,21 +558,7 @@ class Session:
         Raises:
             RunNotFoundError: there is no such run, or none yet.
         """
-        wanted = None if on is None else self.connection(on)
-        if run_id is None:
-            for run in self._newest_first():
-                if wanted is None or run.link is wanted:
-                    return run
-            where = "" if on is None else f" on {on}"
-            raise RunNotFoundError(
-                f"no run was launched or attached to in this session{where}.",
-                hint="%remote_runs lists the runs; %remote_attach RUN takes one up.",
-            )
-        run_id = self._complete(run_id)
-        known = self._runs.get(run_id)
-        if known is not None and (wanted is None or known.link is wanted):
-            return known
-        return self.attach(run_id, on=on)
+        return self._runs.get(run_id, on=on)
 
     def attach(self, run_id: str, *, on: str | None = None) -> Run:
         """Take up a run again, from any notebook: its log, its figures, its end.
@@ -712,26 +566,7 @@ class Session:
         Raises:
             RunNotFoundError: neither this project nor the remote knows it.
         """
-        connection = self.connection(on)
-        run_id = self._complete(run_id)
-        known = self._runs.get(run_id)
-        if known is not None and known.link is connection:
-            known.refresh()
-            self._last_run = run_id
-            return known.watch()
-        try:
-            record = self.registry.load(run_id)
-        except RunNotFoundError:
-            record = self._record_from_remote(connection, run_id)
-        run = Run(record, link=connection, mirror=RunMirror(self.registry.folder(record.run_id)))
-        try:
-            run.refresh()
-        except (AgentError, RunNotFoundError) as error:
-            raise RunNotFoundError(
-                f"{connection.name} does not know the run {run_id}: {error}",
-                hint="%remote_runs lists those it has.",
-            ) from error
-        return self._adopt(run)
+        return self._runs.attach(run_id, on=on)
 
     def stored_run(self, run_id: str | None = None, *, on: str | None = None) -> Run:
         """Return a run as its pushes left it in the store, whether its machine is there or not.
@@ -746,12 +581,7 @@ class Session:
             RunNotFoundError: the store has nothing of it.
             StoreError: the store does not answer, or refuses.
         """
-        from kernel_tools.pushed import find_pushed, stored
-
-        store = self._store(on)
-        if run_id is None:
-            run_id = self.run(on=on).id
-        return stored(find_pushed(store, self._complete(run_id)), store, registry=self.registry)
+        return self._runs.from_store(run_id, on=on)
 
     def runs(self, *, on: str | None = None) -> tuple[RunRow, ...]:
         """List this project's runs and the remote's, newest first.
@@ -759,32 +589,7 @@ class Session:
         What only this project knows is shown as it was last seen; so is everything where the remote
         does not answer, and `where` says so.
         """
-        rows, silent_one = {}, None
-        if self._connections or on is not None:
-            connection = self.connection(on)
-            try:
-                listed = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
-            except (KernelConnectionError, KernelTimeoutError):
-                listed, silent_one = (), connection.name
-            for row in listed:
-                run_id = row["run_id"]
-                rows[run_id] = RunRow(
-                    run_id,
-                    row["name"],
-                    row["state"],
-                    row["created_at"] or "",
-                    connection.name,
-                    row.get("world_size"),
-                    row.get("optimizer_steps"),
-                )
-        for run_id in self.registry.run_ids():
-            if run_id not in rows:
-                record, state = self.registry.load(run_id), self.registry.last_state(run_id)
-                where = f"{record.where}, no answer" if record.where == silent_one else record.where
-                rows[run_id] = RunRow(
-                    run_id, record.name, state or "not seen", record.created_at, where
-                )
-        return tuple(rows[run_id] for run_id in sorted(rows, reverse=True))
+        return self._runs.rows(on)
 
     def compare(self, *run_ids: str, on: str | None = None) -> Comparison:
         """Put runs beside each other: what differs in their settings, their figures, their curves.
@@ -799,21 +604,35 @@ class Session:
             InvalidArgumentError: they are fewer than two.
             RunNotFoundError: there is no such run.
         """
-        from kernel_tools.comparing import compared, kept
-        from kernel_tools.views.compare import Comparison
+        from kernel_tools.comparing import comparison
 
-        wanted = dict.fromkeys(self._complete(run_id) for run_id in run_ids or self._runs)
-        if len(wanted) < 2:
-            raise InvalidArgumentError(
-                "two runs or more are needed to compare them.", hint="%remote_runs lists the runs."
-            )
-        runs = []
-        for run_id in wanted:
-            ended = None if run_id in self._runs else kept(self.registry, run_id)
-            runs.append(ended or compared(self.run(run_id, on=on)))
-        return Comparison(tuple(runs))
+        return comparison(self._runs, run_ids, on=on)
 
     # Inside ----------------------------------------------------------------------------------
+
+    def _judge(
+        self,
+        asked: Judging,
+        *,
+        run: str | None,
+        datasets: Sequence[str],
+        dry_run: bool,
+        on: str | None,
+        report: Report,
+    ) -> Run | LaunchPlan:
+        """Launch a command of the detector that looks at weights."""
+        source = trained(self._runs, run, on=on) if run is not None or asked.needs_run else None
+        connection = self._connections.of(source, on)
+        references = self._storage.references(datasets)
+        own = [] if datasets or source is None else self._storage.inputs_of(source, connection)
+        request = asked.request(
+            source,
+            references=references,
+            again=own,
+            project_dir=self.project_dir,
+            settings=self.settings(),
+        )
+        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
 
     def _carry_out(
         self,
@@ -830,211 +649,18 @@ class Session:
         return self._launch(request, connection or self.connection(on), report)
 
     def _launch(self, request: LaunchRequest, connection: Connection, report: Report) -> Run:
-        from kernel_tools.stores.base import HUB
-
-        in_bucket = any(reference.store != HUB for reference in request.references)
-        store = self._store(connection.name) if in_bucket else None
+        store = self._storage.for_data(request.references, connection)
         run = launch(
             request,
             connection=connection,
             store=store,
             registry=self.registry,
             project_dir=self.project_dir,
-            push_to=self._push_store(request.options, store, connection),
-            hub=self._hub,
+            push_to=self._storage.for_pushes(request.options, store, connection),
+            hub=self._storage.hub,
             report=report,
         )
-        return self._adopt(run)
-
-    def _push_store(
-        self, options: LaunchOptions, store: ObjectStore | None, connection: Connection
-    ) -> ObjectStore | None:
-        """Return the store that a run's files go to: where one is at hand, or was asked for."""
-        at_hand = store is not None or self.settings().get("MINIO_ENDPOINT") is not None
-        if options.push is False or (options.push is None and not at_hand):
-            return None
-        return self._store(connection.name) if store is None else store
-
-    def _judge(
-        self,
-        command: str,
-        config: str | None,
-        *,
-        run: str | None,
-        checkpoint: str | None,
-        overrides: Sequence[str],
-        datasets: Sequence[str],
-        dry_run: bool,
-        on: str | None,
-        report: Report,
-        options: Mapping[str, Any],
-        arguments: Sequence[str] = (),
-        files: Mapping[str, Path] | None = None,
-    ) -> Run | LaunchPlan:
-        """Launch a command of the detector that looks at weights."""
-        asked = Judging(
-            command, config, checkpoint, tuple(overrides), tuple(arguments), files or {},
-            LaunchOptions.of(options),
-        )  # fmt: skip
-        source = self._trained(run, on=on) if run is not None or asked.needs_run else None
-        connection = self._connection_of(source, on)
-        references = [self._reference(ref) for ref in datasets]
-        again = () if datasets or source is None else self._inputs_again(source, connection)
-        request = asked.request(
-            source, references=references, again=again,
-            project_dir=self.project_dir, settings=self.settings(),
-        )  # fmt: skip
-        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
-
-    def _calibration(self, named: str, on: str | None) -> Path:
-        """Return the file here that is meant: by its path, or as what a run left."""
-        path = self._resolve(named)
-        if path.is_file():
-            return path
-        try:
-            return self.run(named, on=on).bring("evaluation/calibration.json")
-        except (RunNotFoundError, FetchError, InvalidArgumentError) as error:
-            raise InvalidArgumentError(
-                f"there is no calibration {named}, neither a file nor of a run.",
-                hint="%remote_eval --calibrate makes one; then give that run's id.",
-            ) from error
-
-    def _trained(self, run_id: str | None, *, on: str | None) -> Run:
-        """Return the run that made the weights which the named run, or the last one, has to do with."""
-        run = self.run(run_id, on=on)
-        made_by = source_of(run)
-        if made_by is None and run_id is None:  # it looked at a file; what was there before it?
-            earlier = [known for known in self._newest_first() if known.link is run.link]
-            made_by = next(filter(None, map(source_of, earlier)), None)
-        if made_by is None:
-            raise RunNotFoundError(
-                f"{run.id} looked at weights that no run made.", hint="Name another: --run RUN."
-            )
-        return run if made_by == run.id else self.run(made_by, on=on)
-
-    def _connection_of(self, run: Run | None, on: str | None) -> Connection | None:
-        """Return the run's own connection, so that its weights are at hand; None without a run."""
-        if run is None:
-            return None
-        held = [connection for connection in self.connections if connection is run.link]
-        return held[0] if held else self.connection(on)
-
-    def _inputs_again(self, run: Run, connection: Connection | None) -> list[DatasetReference]:
-        if connection is None or not run.document("job.json").get("inputs"):
-            return []
-        return inputs_of(run, self._known_references(), self._store(connection.name))
-
-    def _resume_point(
-        self, resume: str | None, on: str | None
-    ) -> tuple[Run | None, ResumePoint | None]:
-        """Return what is resumed: a run on the remote and its checkpoint, or a file of this machine."""
-        from kernel_tools import resuming
-
-        if resume is None:
-            return None, None
-        if resuming.is_file(resume):
-            return None, resuming.of_file(self._resolve(resume))
-        try:
-            source = self.run(resume, on=on)
-        except RunNotFoundError:  # another machine; is it in the store?
-            return self._resume_from_store(resume, on)
-        return source, resuming.of_run(source)
-
-    def _resume_from_store(self, run_id: str, on: str | None) -> tuple[Run, ResumePoint]:
-        """Return a run that this machine does not know, and its last checkpoint, from the store.
-
-        Raises:
-            RunNotFoundError: the store does not know it either.
-        """
-        from kernel_tools import resuming
-        from kernel_tools.pushed import StoreLink
-        from kernel_tools.pushing import life_seconds
-
-        where = self.connection(on).name
-        try:
-            source = self.stored_run(run_id, on=on)
-        except (RunNotFoundError, ConfigurationError) as error:
-            raise RunNotFoundError(
-                f"{where} does not know the run {run_id}, and no store has it: {error}"
-            ) from error
-        assert isinstance(source.link, StoreLink)
-        point = resuming.of_pushed(
-            source.link.pushed, source.link.store, expires_seconds=life_seconds(None)
-        )
-        return source, point
-
-    def _references_of(
-        self, inputs: Sequence[Mapping[str, Any]], on: str | None
-    ) -> list[DatasetReference]:
-        return references_of(inputs, self._known_references(), self._store(on))
-
-    def _known_references(self) -> tuple[DatasetReference, ...]:
-        from kernel_tools.datasets.reference import DatasetRegistry
-
-        return tuple(DatasetRegistry(self.project_dir).load().values())
-
-    def _adopt(self, run: Run) -> Run:
-        previous = self._runs.get(run.id)
-        if previous is not None:
-            previous.detach()
-        self._runs[run.id] = run
-        self._last_run = run.id
-        if isinstance(run.link, Connection):
-            self._renew_links(run, run.link)
-        return run.watch()
-
-    def _renew_links(self, run: Run, connection: Connection) -> None:
-        """Sign the links that the run pushes by anew, while there is contact and when it is time."""
-        from kernel_tools.pushing import Renewal, life_seconds
-
-        renewal = Renewal(
-            lambda: self._store(connection.name), connection, run.id, life=life_seconds(None)
-        )
-        run.subscribe(renewal)
-
-    def _newest_first(self) -> list[Run]:
-        """The runs of this session, the last one launched or taken up first."""
-        return sorted(self._runs.values(), key=lambda run: run.id == self._last_run)[::-1]
-
-    def _complete(self, run_id: str) -> str:
-        if run_id in self._runs:
-            return run_id
-        fitting = [known for known in self._runs if run_id in known]
-        return fitting[0] if len(fitting) == 1 else self.registry.find(run_id)
-
-    def _record_from_remote(self, connection: Connection, run_id: str) -> RunRecord:
-        rows = connection.call("list_runs", remote_dir=connection.remote_dir)["runs"]
-        fitting = [row for row in rows if row["run_id"] == run_id]
-        fitting = fitting or [row for row in rows if run_id in row["run_id"]]
-        if not fitting:
-            raise RunNotFoundError(
-                f"no run {run_id!r} is known here or on {connection.name}.",
-                hint="%remote_runs lists them.",
-            )
-        if len(fitting) > 1:
-            raise RunNotFoundError(
-                f"{run_id!r} fits {len(fitting)} runs on {connection.name}.",
-                hint=f"Type more of one: {fitting[0]['run_id']}.",
-            )
-        (row,) = fitting
-        return RunRecord(
-            run_id=row["run_id"],
-            name=row["name"],
-            created_at=row["created_at"] or "",
-            where=connection.name,
-            remote_dir=connection.remote_dir,
-            artifact_dir=str(self.project_dir / "artifacts/remote"),
-            sync=row.get("sync") or {},
-            artifacts=tuple(row.get("artifacts") or ()),
-        )
-
-    def _reference(self, ref: str) -> DatasetReference:
-        from kernel_tools.datasets.reference import DatasetRegistry
-
-        known = DatasetRegistry(self.project_dir)
-        if ref.startswith("hf://") and not known.knows(ref):
-            return self.stage_dataset(to=ref)
-        return known.resolve(ref)
+        return self._runs.adopt(run)
 
 
 _default: Session | None = None

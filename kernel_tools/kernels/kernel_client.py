@@ -22,7 +22,12 @@ from kernel_tools.kernels.base import (
     RemoteErrorInfo,
     ServerAddress,
 )
-from kernel_tools.kernels.driver import CellTimeoutError, ServerDriver, output_of
+from kernel_tools.kernels.driver import (
+    CellTimeoutError,
+    ServerDriver,
+    leave_text_to_the_decoder,
+    output_of,
+)
 from kernel_tools.kernels.held import HeldKernel
 from kernel_tools.kernels.transfer import CommMessage
 
@@ -90,6 +95,7 @@ class ClientDriver(ServerDriver):
             line.drop()
             self.state_of(kernel_id)  # the library does not say why; 401, 403 and 404 show here
             raise ConnectionError("the WebSocket did not open")
+        leave_text_to_the_decoder(getattr(client.kernel_socket, "sock", None))
         return line
 
 

@@ -21,7 +21,12 @@ from kernel_tools.kernels.base import (
     RemoteErrorInfo,
     ServerAddress,
 )
-from kernel_tools.kernels.driver import CellTimeoutError, ServerDriver, output_of
+from kernel_tools.kernels.driver import (
+    CellTimeoutError,
+    ServerDriver,
+    leave_text_to_the_decoder,
+    output_of,
+)
 from kernel_tools.kernels.held import HeldKernel
 from kernel_tools.kernels.transfer import CommMessage
 
@@ -58,6 +63,7 @@ class PyrunDriver(ServerDriver):
 
         socket = KernelWebSocket(self.line_url(kernel_id), self.headers())
         socket.connect()
+        leave_text_to_the_decoder(socket.ws)
         return PyrunLine(socket, self.patience.answer)
 
 

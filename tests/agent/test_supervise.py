@@ -1,5 +1,6 @@
 """What the agent does with a trainer: every way to end, by itself or by others, and nothing left after it."""
 
+import contextlib
 import hashlib
 import json
 import os

@@ -158,6 +158,10 @@ def _failure(evidence: Evidence) -> Optional[Failure]:
     # torchrun passes SIGTERM on to the ranks that are left: that is never the cause.
     for rank, code in evidence.reported:
         if code < 0 and -code != signal.SIGTERM:
+            errors = (*evidence.rank_errors, *evidence.log_errors)
+            own = [error for error in errors if error.rank == rank]
+            if own and -code in (signal.SIGABRT, signal.SIGSEGV):
+                return own[0]  # it raised, and then fell over its threads on the way out
             return _by_signal(f"rank {rank}", -code, rank, evidence)
     raised = sorted((r for r in evidence.reasons if r.reason == "failed"), key=lambda r: r.at)
     if raised:
@@ -166,8 +170,8 @@ def _failure(evidence: Evidence) -> Optional[Failure]:
     told = {reason.rank for reason in evidence.reasons}
     for rank, code in evidence.reported:
         if rank not in told and code not in (0, EXIT_RESUMABLE, -signal.SIGTERM):
-            errors = evidence.rank_errors or evidence.log_errors
-            return _first_cause(errors, evidence) if errors else _by_exit_code(rank, code)
+            causes = evidence.rank_errors or evidence.log_errors
+            return _first_cause(causes, evidence) if causes else _by_exit_code(rank, code)
     exit_code = evidence.exit_code
     obeyed = any(reason.reason in (STOPPED, TIMED_OUT) for reason in evidence.reasons)
     killed = exit_code is not None and exit_code < 0

@@ -164,3 +164,17 @@ def test_an_exception_without_a_message_is_read():
     )
     assert (error.type, error.message) == ("KeyboardInterrupt", "")
     assert error.sentence == "the trainer raised KeyboardInterrupt"
+
+
+@pytest.mark.parametrize("place", ["rank_errors", "log_errors"])
+def test_a_rank_that_raised_and_then_aborted_is_told_by_what_it_raised(place):
+    end = judge(done(code=1, reported=((1, -6), (0, -15)), **{place: (BANANA,)}))
+    assert (end.state, end.error) == ("failed", BANANA)
+    end = judge(done(code=1, reported=((0, -6), (1, -15)), **{place: (BANANA,)}))
+    assert end.message == "rank 0 was killed by signal 6 (SIGABRT)"
+
+
+def test_a_trainer_that_ends_well_after_a_stop_without_a_word_was_stopped():
+    assert judge(done(code=0, stop=STOP)).state == "stopped"
+    assert judge(done(code=0, stop=STOP, claim="completed")).state == "completed"
+    assert judge(done(reason(0, "completed", 0), code=0, stop=STOP)).state == "completed"

@@ -29,7 +29,9 @@ def launch(remote, fault):
 def test_the_end_of_a_rank_is_named(remote, fault, state, message, code):
     launch(remote, fault)
     end = remote.wait_end(fault, 120)
-    assert (end["state"], end["message"], end["exit_code"]) == (state, message, code)
+    assert (end["state"], end["message"]) == (state, message)
+    # Gloo's threads may abort a rank that raised, on its way out.
+    assert end["exit_code"] in ({code, -6} if fault == "raise" else {code})
     assert "distributed=True world_size=2" in remote.text(fault, "train.log")
     ranks = remote.poll(fault)["agent"]["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1]

@@ -81,7 +81,7 @@ class Connection:
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, str]:
-        from kernel_tools.views.static import connection_view
+        from kernel_tools.views.answers import connection_view
 
         return connection_view(self)._repr_mimebundle_(include, exclude)
 

@@ -5,13 +5,12 @@ A file that is here already with the right hash does not travel again; one that 
 
 from __future__ import annotations
 
-import fnmatch
 import glob
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, Protocol
 
 from kernel_tools.errors import FetchError
@@ -104,6 +103,21 @@ def fetch_files(
     )
 
 
+def fits(path: str, pattern: str) -> bool:
+    """Return whether a path fits a pattern: `*` within a folder, `**` over several, a folder for all in it."""
+    return _fits(PurePosixPath(path).parts, PurePosixPath(pattern).parts)
+
+
+def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
+    if not patterns:
+        return True  # what is in a folder that was named
+    if patterns[0] == "**":
+        return any(_fits(parts[n:], patterns[1:]) for n in range(len(parts) + 1))
+    if not parts or not PurePosixPath(parts[0]).match(patterns[0]):
+        return False
+    return _fits(parts[1:], patterns[1:])
+
+
 def sha256_of(path: Path) -> str | None:
     """Return a file's SHA-256 in hexadecimal, None if there is no such file."""
     if not path.is_file():
@@ -133,7 +147,7 @@ def _list(
 
 def _refuse_unmatched(run_id: str, globs: Sequence[str], listed: Sequence[_Listed]) -> None:
     for pattern in globs:
-        if not any(f.path == pattern or fnmatch.fnmatchcase(f.path, pattern) for f in listed):
+        if not any(fits(f.path, p) for f in listed for p in (pattern, f"work/{pattern}")):
             raise FetchError(
                 f"{run_id} has no file that fits {pattern!r}.",
                 hint="Patterns are relative to the run directory, such as weights/*.pt.",

@@ -167,7 +167,7 @@ class LaunchPlan:
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, str]:
-        from kernel_tools.views.static import plan_view
+        from kernel_tools.views.answers import plan_view
 
         return plan_view(self)._repr_mimebundle_(include, exclude)
 

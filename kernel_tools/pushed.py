@@ -7,14 +7,16 @@ asked of the run itself.
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Final
 
 from kernel_tools.errors import AgentError, FetchError, ObjectNotFoundError, RunNotFoundError
+from kernel_tools.fetch import fits
 from kernel_tools.mirror import RunMirror
 from kernel_tools.pushing import PREFIX, manifest_key
 from kernel_tools.registry import Registry, RunRecord
@@ -189,22 +191,13 @@ class StoreLink:
         file = self.pushed.find(path)
         if file is None:
             return b""
-        return self.store.read_range(file.object, offset=0, length=file.size_bytes)
-
-
-def fits(path: str, pattern: str) -> bool:
-    """Return whether a path fits a pattern: `*` within a folder, `**` over several, a folder for all in it."""
-    return _fits(PurePosixPath(path).parts, PurePosixPath(pattern).parts)
-
-
-def _fits(parts: Sequence[str], patterns: Sequence[str]) -> bool:
-    if not patterns:
-        return True  # what is in a folder that was named
-    if patterns[0] == "**":
-        return any(_fits(parts[n:], patterns[1:]) for n in range(len(parts) + 1))
-    if not parts or not PurePosixPath(parts[0]).match(patterns[0]):
-        return False
-    return _fits(parts[1:], patterns[1:])
+        data = self.store.read_range(file.object, offset=0, length=file.size_bytes)
+        if hashlib.sha256(data).hexdigest() != file.sha256:
+            raise FetchError(
+                f"{path} of {self.pushed.run_id} is not what its manifest says: the run pushes on.",
+                hint="Try again.",
+            )
+        return data
 
 
 def _packed(data: bytes, offset: int) -> dict[str, Any]:

@@ -25,6 +25,7 @@ PREFIX: Final = "runs"
 # Each has two objects in turn under its own name; what else there is shares the spare ones.
 SLOT_FILES: Final = (
     "weights/last.pt", "weights/best.pt", "metrics.jsonl", "steps.jsonl", "train.log", "status.json",
+    "config.yaml", "job.json", "results.csv", "summary.json", "receipt.json", "artifacts.json",
 )  # fmt: skip
 LARGE_FILES: Final = SLOT_FILES[:2]
 SPARE_OBJECTS: Final = 40
@@ -231,8 +232,10 @@ class Renewal:
         if expires is None:
             return True
         left = dt.datetime.fromisoformat(expires).timestamp() - self._clock()
-        parted = largest_pushed(snapshot) > PART_BYTES and not told.get("uploads_left")
-        return left < self._life / 2 or parted
+        largest = largest_pushed(snapshot)
+        # Before the first checkpoint nobody knows how many parts it takes better than the launch did.
+        least = self._life / 2 if largest else min(self._life, DAY_SECONDS) / 2
+        return left < least or (largest > PART_BYTES and not told.get("uploads_left"))
 
     def renew(self, largest_bytes: int) -> None:
         """Sign anew and lay the URLs where the agent looks before each push.

@@ -369,6 +369,6 @@ class Run:
     def _repr_mimebundle_(
         self, include: Sequence[str] | None = None, exclude: Sequence[str] | None = None
     ) -> dict[str, str]:
-        from kernel_tools.views.static import summary_mimebundle
+        from kernel_tools.views.summary import summary_mimebundle
 
         return summary_mimebundle(self.snapshot, include=include, exclude=exclude)

@@ -7,27 +7,16 @@ logic and draws nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_tools import resuming
 from kernel_tools.connect import open_connection
 from kernel_tools.connection import Connection
 from kernel_tools.connections import Connections
-from kernel_tools.errors import InvalidArgumentError
-from kernel_tools.judging import TRAVELS_TO, Judging, calibration_of, configuration_of, trained
+from kernel_tools.judging import TRAVELS_TO, Judging, calibration_of
 from kernel_tools.known_runs import KnownRuns, RunRow
-from kernel_tools.launch import (
-    LaunchOptions,
-    LaunchPlan,
-    LaunchRequest,
-    Report,
-    detector_request,
-    launch,
-    plan_launch,
-    silent,
-)
+from kernel_tools.launch import LaunchOptions, LaunchPlan, Report, silent
+from kernel_tools.launcher import Launcher
 from kernel_tools.project import Project
 from kernel_tools.registry import Registry
 from kernel_tools.run import Run
@@ -53,6 +42,7 @@ class Session:
         self._connections = Connections()
         self._storage = Storage(self._project, self._connections)
         self._runs = KnownRuns(self._project, self._connections, self._storage)
+        self._launcher = Launcher(self._project, self._connections, self._storage, self._runs)
 
     @property
     def project_dir(self) -> Path:
@@ -102,17 +92,10 @@ class Session:
             KernelError: the server does not answer, refuses, or has no such kernel.
         """
         made = open_connection(
-            target,
-            settings=self.settings(),
-            token_env=token_env,
-            kernel_name=kernel_name,
-            attach=attach,
-            client=client,
-            remote_dir=remote_dir,
-            name=name,
-            password_env=password_env,
-            keep_alive_minutes=keep_alive_minutes,
-        )
+            target, settings=self.settings(), token_env=token_env, kernel_name=kernel_name,
+            attach=attach, client=client, remote_dir=remote_dir, name=name,
+            password_env=password_env, keep_alive_minutes=keep_alive_minutes,
+        )  # fmt: skip
         connection = self._connections.add(made)
         for run in self._runs.on(connection):
             run.reconnected()
@@ -337,31 +320,10 @@ class Session:
             InvalidArgumentError: there is nothing to resume, or no configuration.
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
-        chosen = LaunchOptions.of(options)
-        source, point = resuming.find(resume, self._runs, on=on)
-        if config is None:
-            if source is None:
-                raise InvalidArgumentError(
-                    "a configuration is needed.",
-                    hint="%remote_train coins/hgnetv2_n, or --resume RUN.",
-                )
-            config = str(configuration_of(source))
-            chosen = replace(chosen, name=chosen.name or source.record.name)
-        references = self._storage.references(datasets)
-        connection = self._connections.of(source, on)
-        if source is not None and not references:
-            references = self._storage.inputs_of(source, connection)
-        request = detector_request(
-            "train",
-            config,
-            overrides=overrides,
-            references=references,
-            options=chosen,
-            project_dir=self.project_dir,
-            settings=self.settings(),
-        )
-        request = replace(request, resume=point)
-        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
+        return self._launcher.train(
+            config, overrides=overrides, datasets=datasets, resume=resume,
+            options=LaunchOptions.of(options), dry_run=dry_run, on=on, report=report,
+        )  # fmt: skip
 
     def run_again(
         self,
@@ -386,24 +348,7 @@ class Session:
             ConfigurationError: the configuration does not fit this code.
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
-        from kernel_tools.receipt import Receipt, again, differing, warning
-
-        if not isinstance(receipt, Receipt):
-            path = self._project.resolve(receipt)
-            named = path.suffix == ".json" or len(Path(receipt).parts) > 1
-            receipt = Receipt.read(path) if named else self.run(str(receipt), on=on).receipt
-        request = again(
-            receipt,
-            references=self._storage.references_of(receipt.job.get("inputs") or (), on),
-            options=options,
-            project_dir=self.project_dir,
-            settings=self.settings(),
-        )
-        plan = plan_launch(request, project_dir=self.project_dir)
-        differs = warning(receipt, differing(receipt, plan.sync))
-        if differs:
-            report(differs)
-        return plan if dry_run else self._launch(request, self.connection(on), report)
+        return self._launcher.again(receipt, options=options, dry_run=dry_run, on=on, report=report)
 
     def run_script(
         self,
@@ -437,14 +382,10 @@ class Session:
         from kernel_tools.programs import script_request
 
         request = script_request(
-            script,
-            arguments,
-            options=LaunchOptions.of(options),
-            project_dir=self.project_dir,
-            references=self._storage.references(datasets),
-            status_dir=status_dir,
-        )
-        return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
+            script, arguments, options=LaunchOptions.of(options), project_dir=self.project_dir,
+            references=self._storage.references(datasets), status_dir=status_dir,
+        )  # fmt: skip
+        return self._launcher.carry_out(request, dry_run=dry_run, on=on, report=report)
 
     def run_command(
         self,
@@ -466,13 +407,10 @@ class Session:
         from kernel_tools.programs import command_request
 
         request = command_request(
-            command,
-            arguments,
-            options=LaunchOptions.of(options),
-            references=self._storage.references(datasets),
-            status_dir=status_dir,
-        )
-        return self._carry_out(request, None, dry_run=dry_run, on=on, report=report)
+            command, arguments, options=LaunchOptions.of(options),
+            references=self._storage.references(datasets), status_dir=status_dir,
+        )  # fmt: skip
+        return self._launcher.carry_out(request, dry_run=dry_run, on=on, report=report)
 
     def evaluate(
         self,
@@ -515,7 +453,9 @@ class Session:
             "eval", config, checkpoint, tuple(overrides), ("--calibrate",) if calibrate else (), {},
             LaunchOptions.of(options),
         )  # fmt: skip
-        return self._judge(asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report)
+        return self._launcher.judge(
+            asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report
+        )
 
     def visualize(
         self,
@@ -550,7 +490,9 @@ class Session:
             "visualize", config, checkpoint, tuple(overrides), tuple(arguments), files,
             LaunchOptions.of(options),
         )  # fmt: skip
-        return self._judge(asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report)
+        return self._launcher.judge(
+            asked, run=run, datasets=datasets, dry_run=dry_run, on=on, report=report
+        )
 
     def run(self, run_id: str | None = None, *, on: str | None = None) -> Run:
         """Return a run of this session by id (or an unambiguous part), attaching to it if need be.
@@ -607,60 +549,6 @@ class Session:
         from kernel_tools.comparing import comparison
 
         return comparison(self._runs, run_ids, on=on)
-
-    # Inside ----------------------------------------------------------------------------------
-
-    def _judge(
-        self,
-        asked: Judging,
-        *,
-        run: str | None,
-        datasets: Sequence[str],
-        dry_run: bool,
-        on: str | None,
-        report: Report,
-    ) -> Run | LaunchPlan:
-        """Launch a command of the detector that looks at weights."""
-        source = trained(self._runs, run, on=on) if run is not None or asked.needs_run else None
-        connection = self._connections.of(source, on)
-        references = self._storage.references(datasets)
-        own = [] if datasets or source is None else self._storage.inputs_of(source, connection)
-        request = asked.request(
-            source,
-            references=references,
-            again=own,
-            project_dir=self.project_dir,
-            settings=self.settings(),
-        )
-        return self._carry_out(request, connection, dry_run=dry_run, on=on, report=report)
-
-    def _carry_out(
-        self,
-        request: LaunchRequest,
-        connection: Connection | None,
-        *,
-        dry_run: bool,
-        on: str | None,
-        report: Report,
-    ) -> Run | LaunchPlan:
-        """Launch, or only plan, which needs no connection; without one it is the one that `on` names."""
-        if dry_run:
-            return plan_launch(request, project_dir=self.project_dir)
-        return self._launch(request, connection or self.connection(on), report)
-
-    def _launch(self, request: LaunchRequest, connection: Connection, report: Report) -> Run:
-        store = self._storage.for_data(request.references, connection)
-        run = launch(
-            request,
-            connection=connection,
-            store=store,
-            registry=self.registry,
-            project_dir=self.project_dir,
-            push_to=self._storage.for_pushes(request.options, store, connection),
-            hub=self._storage.hub,
-            report=report,
-        )
-        return self._runs.adopt(run)
 
 
 _default: Session | None = None

@@ -23,6 +23,10 @@ class PushError(AgentError):
     """A file of the run could not be sent to the store."""
 
 
+class SourceError(PushError):
+    """A file of the run cannot be read as it was when its sending began; the store has no part in it."""
+
+
 class UploadGoneError(PushError):
     """The store knows a begun upload no more: it has served, or was ended."""
 

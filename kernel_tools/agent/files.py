@@ -57,7 +57,7 @@ def read_json(path: str) -> Optional[Json]:
     """Return the JSON object in `path`; None where it is absent, torn or no object."""
     try:
         with open(path, "rb") as stream:
-            value = json.loads(stream.read().decode("utf-8"))
+            value = json.loads(stream.read().decode("utf-8", "surrogatepass"))
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -46,6 +46,7 @@ class Intake:
         self.input = one
         self.content = ""
         self.unpacked = 0
+        self.queued = False
         self.cancelled = threading.Event()
         self.ended = threading.Event()
         self.error: Optional[Exception] = None
@@ -94,7 +95,9 @@ class Intake:
 
     def run(self) -> None:
         """Make the input's folder complete; sets `content`."""
+        self.queued = True  # where another process brings the same, it is that one's to stall
         with _lock(os.path.join(self._folder, ".lock-" + self._key), self._check):
+            self.queued = False
             if self.ready:
                 discard(self._part)  # of a call that was killed after its rename
                 self._clear_unfinished()
@@ -150,8 +153,7 @@ class Intake:
             raise InputError(f"the disk is full: {one.name} could not be unpacked") from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
-        # Giving back gigabytes takes the file system a while, and nobody waits for it.
-        threading.Thread(target=discard, args=(self._part,), name="discard", daemon=False).start()
+        _discard_aside(self._part)
         return digest
 
     def _take(self, coming: Download, content: str) -> Tuple[str, int, int]:
@@ -267,6 +269,17 @@ def content_root(content: str, one: Input) -> str:
         raise InputError(f"the archive of {one.name} is empty")
     top = os.path.join(content, names[0])
     return top if len(names) == 1 and os.path.isdir(top) else content
+
+
+def _discard_aside(part: str) -> None:
+    """Remove a part file at once by name, its bytes in a thread: giving back gigabytes takes a while."""
+    try:
+        descriptor = os.open(part, os.O_RDONLY)
+    except OSError:
+        discard(part)
+        return
+    discard(part)
+    threading.Thread(target=os.close, args=(descriptor,), name="discard", daemon=False).start()
 
 
 def _secure(place: str) -> None:

@@ -67,6 +67,11 @@ class RefusedError(Exception):
         """
         if doing == "download" and (self.status == 404 or self.code == "NoSuchKey"):
             return f"{name} is not in the store (404): stage it again"
+        if self.code == "SignatureDoesNotMatch":  # no clock can cause that
+            return (
+                f"the store refused the link to {name} (SignatureDoesNotMatch): host, scheme or region differ "
+                "from those it was signed with; set MINIO_PUBLIC_ENDPOINT"
+            )
         if self.code == "RequestTimeTooSkewed" or (
             self.status == 403 and abs(self._skew) > _SKEW_SECONDS
         ):
@@ -74,11 +79,6 @@ class RefusedError(Exception):
             return f"cannot {doing} {name}: this machine's clock is {abs(self._skew):.0f} s {side} the store"
         if self.expired:
             return f"the link to {name} has expired: {again}"
-        if self.code == "SignatureDoesNotMatch":
-            return (
-                f"the store refused the link to {name} (SignatureDoesNotMatch): host, scheme or region differ "
-                "from those it was signed with; set MINIO_PUBLIC_ENDPOINT"
-            )
         return f"the store refused {name} ({self.status} {self.code or self._reason})"
 
 
@@ -155,6 +155,8 @@ class Line:
             sent.update(_proxy_login(proxy))
         sent.update(headers)
         try:
+            if self._connection.sock is None:
+                self._connection.connect()  # here: nothing that fails in it has an answer to read
             try:
                 self._connection.request(method, target, body=body, headers=sent)
             except (BrokenPipeError, ConnectionResetError):

@@ -8,16 +8,16 @@ A push that fails is told in the log and in `agent.json`, and tried again.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import threading
 import time
+import traceback
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Set, Tuple
 
 from . import artifacts
-from .complete_set import CompleteSet, identity
+from .complete_set import CompleteSet, Ledger, identity
 from .errors import PushError, StopRequestedError
 from .files import Json, append_line, file_size, read_json, utc_now
 from .job import Job, PushPolicy
@@ -90,6 +90,8 @@ class Pusher:
         self._ending = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._used: Set[str] = set()
+        self._ledger = Ledger(run_dir)
+        self._one_at_a_time = threading.Lock()
 
     def start(self) -> None:
         """Look for milestones from now on, in a thread of its own."""
@@ -130,11 +132,15 @@ class Pusher:
             reason = due(policy, now, pushed, time.monotonic() - since)
             if not reason or time.monotonic() < not_before:
                 continue
-            with contextlib.suppress(StopRequestedError):
-                if self._push(self._milestone(), reason, self._check, told=True):
-                    not_before = time.monotonic() + _AGAIN_SECONDS
-                else:
+            try:
+                if not self._push(self._milestone(), reason, self._check, told=True):
                     pushed, since = now, time.monotonic()
+                    continue
+            except StopRequestedError:
+                return
+            except Exception:  # noqa: BLE001 - a defect here must not end the pushes to come
+                traceback.print_exc()
+            not_before = time.monotonic() + _AGAIN_SECONDS
 
     def _milestone(self) -> List[str]:
         globs = (*MILESTONE_FILES, *("work/" + pattern for pattern in self._job.artifacts))
@@ -159,17 +165,19 @@ class Pusher:
         """Push a set; returns what went wrong, in one sentence, or "". `told` writes it to the log."""
         began = time.monotonic()
         one = CompleteSet(
-            self._run_dir, self._job.run_id, reason=reason, ended=documents is not None
-        )
+            self._run_dir, self._job.run_id, reason=reason, ended=documents is not None,
+            ledger=self._ledger,
+        )  # fmt: skip
         problem = ""
         try:
             targets = read_targets(self._run_dir)
             if targets is None:
                 raise PushError("there are no links to the store: %remote_attach brings new ones")
-            one.send(
-                targets, paths, documents=documents or {}, used=self._used, check=check,
-                on_file=self._uploaded if told and reason == _END else _ignore,
-            )  # fmt: skip
+            with self._one_at_a_time:  # a milestone may still hang in the line when the end comes
+                one.send(
+                    targets, paths, documents=documents or {}, used=self._used, check=check,
+                    on_file=self._uploaded if told and reason == _END else _ignore,
+                )  # fmt: skip
         except PushError as error:
             problem = str(error)
         except OSError as error:
@@ -198,7 +206,8 @@ class Pusher:
         if one.left_out:
             count, first = len(one.left_out), one.left_out[0]
             append_line(
-                self._log, f"push_left_out={count} files, for which no object is left: {first}"
+                self._log,
+                f"push_left_out={count} files, for which no object is left or which cannot be read: {first}",
             )
 
     def _uploaded(self, path: str) -> None:

@@ -143,7 +143,7 @@ def _wait(
             told = now
             progress(rows)
         figures = [(row["bytes"], row["state"], task.unpacked) for row, task in zip(rows, tasks)]
-        if figures != seen:
+        if figures != seen or any(task.queued for task in tasks):
             seen, moved = figures, now
         if stall_seconds is not None and now - moved > stall_seconds:
             waiting = ", ".join(task.input.name for task in pending)

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Callable, Dict, List, Optional, Tuple, Union
 
-from .errors import PushError, UploadGoneError
+from .errors import PushError, SourceError, UploadGoneError
 from .presigned import (
     LINE_ERRORS,
     MOST_FAILURES,
@@ -48,9 +48,12 @@ class Slice:
         wanted = self._left if count < 0 else min(count, self._left)
         if not wanted:
             return b""
-        data = os.pread(self._descriptor, wanted, self._offset)
+        try:
+            data = os.pread(self._descriptor, wanted, self._offset)
+        except OSError as error:  # else it would pass for trouble of the line
+            raise SourceError(f"a file cannot be read: {error.strerror}") from error
         if not data:
-            raise PushError("a file became shorter while it was sent")
+            raise SourceError("a file became shorter while it was sent")
         self._offset += len(data)
         self._left -= len(data)
         self.sha256.update(data)
@@ -104,12 +107,13 @@ class Sender:
             upload: to send it in parts; not used for a file of one part.
 
         Raises:
+            SourceError: it is gone, or cannot be read.
             PushError: it cannot be sent; one sentence.
         """
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError as error:
-            raise PushError(f"{name} cannot be read: {error.strerror}") from error
+            raise SourceError(f"{name} cannot be read: {error.strerror}") from error
         try:
             size = os.fstat(descriptor).st_size
             if upload is not None and part_bytes < size <= part_bytes * len(upload.parts):
@@ -166,10 +170,11 @@ class Sender:
         for thread in threads:
             thread.start()
         whole = Slice(descriptor, 0, size, lambda _sent: None)
-        while not errors:
-            block = whole.read(_READ_BYTES)
-            if not block:
-                break
+        try:
+            while not errors and whole.read(_READ_BYTES):
+                pass
+        except SourceError as error:  # raised once nobody reads the descriptor any more
+            errors.append(error)
         for thread in threads:
             thread.join()
         if errors:

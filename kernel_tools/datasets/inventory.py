@@ -188,7 +188,9 @@ def _row(
     first, _, rest = key.partition("/")
     second = rest.partition("/")[0]
     if first == RUNS and second != rest:
-        needed = second if second in claims.live else None
+        # Besides the run that writes it, one that resumes from it.
+        readers = (run_id for run_id, objects in claims.live.items() if key in (objects or ()))
+        needed = second if second in claims.live else next(readers, None)
         return Stored(key, size_bytes, modified, owner=second, needed_by=needed)
     of_ours = [
         one.name

@@ -68,7 +68,7 @@ class DatasetReference:
     def _repr_mimebundle_(
         self, include: Collection[str] | None = None, exclude: Collection[str] | None = None
     ) -> dict[str, str]:
-        from kernel_tools.views.static import dataset_view
+        from kernel_tools.views.store import dataset_view
 
         return dataset_view(self)._repr_mimebundle_(include, exclude)
 

@@ -123,7 +123,7 @@ class ConnectMagics(Magics):  # type: ignore[misc]
             %remote_sync --sync-path tools --exclude "*.csv"
         """
         from kernel_tools.session import default_session
-        from kernel_tools.views.static import sync_view
+        from kernel_tools.views.answers import sync_view
 
         args = parse(self.remote_sync, line)
         started = time.monotonic()

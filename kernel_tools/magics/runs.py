@@ -62,7 +62,7 @@ class RunMagics(Magics):  # type: ignore[misc]
             %remote_status
             %remote_status 3f2a
         """
-        from kernel_tools.views.static import RunView
+        from kernel_tools.views.summary import RunView
 
         args = parse(self.remote_status, line)
         run = _run(args)
@@ -151,7 +151,7 @@ class RunMagics(Magics):  # type: ignore[misc]
     def remote_runs(self, line: str) -> Any:
         """List the runs of this project and of the connected remote, newest first."""
         from kernel_tools.session import default_session
-        from kernel_tools.views.static import runs_table
+        from kernel_tools.views.answers import runs_table
 
         args = parse(self.remote_runs, line)
         return runs_table(default_session().runs(on=args.on))
@@ -216,7 +216,7 @@ class RunMagics(Magics):  # type: ignore[misc]
         """
         from kernel_tools.session import default_session
         from kernel_tools.settings import find_project_dir
-        from kernel_tools.views.static import files_table
+        from kernel_tools.views.answers import files_table
 
         args = parse(self.remote_fetch, line)
         run_id, globs = split_run(args.words)

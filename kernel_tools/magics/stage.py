@@ -76,8 +76,7 @@ class StageMagics(Magics):  # type: ignore[misc]
             %stage_dataset data/coins --to hf://my-name/coins
         """
         from kernel_tools.session import default_session
-        from kernel_tools.views.static import dataset_view
-        from kernel_tools.views.store import rent_view
+        from kernel_tools.views.store import dataset_view, rent_view
         from kernel_tools.views.transfer import TransferDisplay
 
         args = parse(self.stage_dataset, line)

@@ -1,7 +1,8 @@
 """What people see: widgets for a person in a notebook, static pages for everything else.
 
-`mode` decides which; `facts` says it in words; `markup` and `static` draw it as text and HTML; `panel`
-as widgets; `figures` with matplotlib; `render` updates it. Importing this package loads no widgets.
+`mode` decides which; `facts` says it in words; `markup` and `static` draw it as text and HTML, of runs
+in `summary` and of other answers in `answers`; `panel` as widgets; `figures` with matplotlib; `render`
+updates it. Importing this package loads no widgets.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ from kernel_tools.redact import redact
 from kernel_tools.state import RunSnapshot, RunState
 from kernel_tools.views import facts
 from kernel_tools.views.mode import Mode
-from kernel_tools.views.static import NoteView, RunView, Shows, Stack
+from kernel_tools.views.static import NoteView, Shows, Stack
+from kernel_tools.views.summary import RunView
 
 if TYPE_CHECKING:
     from kernel_tools.run import Run

@@ -18,7 +18,7 @@ from kernel_tools.state import RunSnapshot, RunState
 from kernel_tools.views import curves, markup
 from kernel_tools.views.pace import Pace
 from kernel_tools.views.render import CLOCK, RenderClock
-from kernel_tools.views.static import RunView, body, head, tail
+from kernel_tools.views.summary import RunView, body, head, tail
 
 # The log is one trait that is sent whole: this much and no more.
 LOG_LINES: Final = 200

@@ -1,31 +1,18 @@
 """Display objects that need nothing but the page: text/plain and text/html, alive after saving.
 
-Each is a frozen value with `_repr_mimebundle_`; none does IO, holds a widget or changes later.
+Each is a frozen value with `_repr_mimebundle_`; none does IO, holds a widget or changes later. They know
+tables, figures and sentences; what a run looks like is in `summary`, other answers are in `answers`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import Any, Protocol
 
 from kernel_tools.redact import redact
-from kernel_tools.state import RunSnapshot
-from kernel_tools.views import curves, facts, markup
+from kernel_tools.views import facts, markup
 from kernel_tools.views.bundles import wanted
-
-if TYPE_CHECKING:
-    from kernel_tools.connection import Connection
-    from kernel_tools.datasets.reference import DatasetReference
-    from kernel_tools.datasets.sizing import DiskNeed
-    from kernel_tools.fetch import Fetched
-    from kernel_tools.launch import LaunchPlan
-    from kernel_tools.session import RunRow
-    from kernel_tools.sync import SyncPlan, SyncReport
-
-# Log lines in a saved summary: enough to see how it ended, small enough for a repository.
-SUMMARY_LOG_LINES: Final = 12
 
 
 class View:
@@ -47,92 +34,6 @@ class View:
     ) -> dict[str, str]:
         bundle = {"text/plain": redact(self.plain()), "text/html": self.html()}
         return wanted(bundle, include, exclude)
-
-
-@dataclass(frozen=True, repr=False)
-class RunView(View):
-    """A run as it stood at one moment.
-
-    Attributes:
-        snapshot: what was known.
-        log_lines: how many of the last log lines are shown.
-        note: a sentence below, such as how to come back to the run.
-    """
-
-    snapshot: RunSnapshot
-    log_lines: int = SUMMARY_LOG_LINES
-    note: str = ""
-
-    def plain(self) -> str:
-        """State, progress, figures, the last lines of the log."""
-        snapshot = self.snapshot
-        lines = [
-            f"Run {facts.title(snapshot)}: {snapshot.state.value} (contact: {snapshot.contact})"
-        ]
-        lines += facts.plain_table(
-            (
-                ("run", snapshot.run_id),
-                *((label, f"{fraction:.0%}") for label, fraction in facts.bars(snapshot)),
-                *facts.rows(snapshot),
-            )
-        )
-        lines.append(f"  {facts.tokens(snapshot)}")
-        if snapshot.steps or snapshot.metrics:
-            lines.append(f"  {curves.told(snapshot)}")
-        failure = facts.failure(snapshot)
-        if failure:
-            lines.append(f"  Error: {failure}")
-        elif said(snapshot):
-            lines.append(f"  {said(snapshot)}")
-        if self.note:
-            lines.append(f"  {self.note}")
-        lines += [f"  | {line}" for line in tail(snapshot, self.log_lines)]
-        return "\n".join(lines)
-
-    def html(self) -> str:
-        """The same, as one labelled region."""
-        snapshot = self.snapshot
-        return markup.view(
-            head(snapshot),
-            body(snapshot),
-            curves.html(snapshot),
-            f'<p class="kt-dim">{markup.text(self.note)}</p>' if self.note else "",
-            markup.log(tail(snapshot, self.log_lines)),
-            label=f"Run {facts.title(snapshot)}: {snapshot.state.value}",
-        )
-
-
-@dataclass(frozen=True, repr=False)
-class RunLine(View):
-    """A run in one line, for the place where a cell's value is shown."""
-
-    snapshot: RunSnapshot
-
-    def plain(self) -> str:
-        """`Run <id>: <state>` and its headline figures."""
-        snapshot = self.snapshot
-        return f"Run {snapshot.run_id}: {snapshot.state.value}. {facts.tokens(snapshot)}".rstrip(
-            " ."
-        )
-
-    def html(self) -> str:
-        """The same with the state as a badge."""
-        snapshot = self.snapshot
-        return markup.view(
-            f"Run <code>{markup.text(snapshot.run_id)}</code> {markup.badge(snapshot.state.value)}"
-            f' <span class="kt-dim">{markup.text(facts.tokens(snapshot))}</span>',
-            label=f"Run {facts.title(snapshot)}: {snapshot.state.value}",
-        )
-
-
-def summary_mimebundle(
-    snapshot: RunSnapshot,
-    *,
-    include: Collection[str] | None = None,
-    exclude: Collection[str] | None = None,
-) -> dict[str, str]:
-    """Return how a `Run` shows as a cell's value: one line, because its panel has the rest."""
-    return RunLine(snapshot)._repr_mimebundle_(include, exclude)
 
 
 @dataclass(frozen=True, repr=False)
@@ -182,8 +83,8 @@ class FactsView(View):
 
     def plain(self) -> str:
         """The heading, then one figure a line."""
-        tail_line = [f"  {self.tokens}"] if self.tokens else []
-        return "\n".join([self.heading, *facts.plain_table(self.pairs), *tail_line])
+        tail = [f"  {self.tokens}"] if self.tokens else []
+        return "\n".join([self.heading, *facts.plain_table(self.pairs), *tail])
 
     def html(self) -> str:
         """The same as a list of terms."""
@@ -258,164 +159,3 @@ class ProgressView(View):
         return markup.view(
             bar, f'<div class="kt-dim">{markup.text(self.plain())}</div>', label=self.label
         )
-
-
-def head(snapshot: RunSnapshot) -> str:
-    """Name, state in a word and a colour, contact, id. Changes rarely: the part read aloud."""
-    contact = snapshot.contact
-    seen = "" if snapshot.terminal else f" contact: {contact}"
-    marked = markup.badge(contact.kind) if contact.kind != "live" and not snapshot.terminal else ""
-    return (
-        '<div class="kt-head" role="status" aria-live="polite">'
-        f'<span class="kt-name">{markup.text(facts.title(snapshot))}</span>'
-        f"{markup.badge(snapshot.state.value)}{marked}"
-        f'<span class="kt-dim">{markup.text(seen.strip())}</span>'
-        f'<code class="kt-dim">{markup.text(snapshot.run_id)}</code></div>'
-    )
-
-
-def body(snapshot: RunSnapshot, rates: Mapping[str, float] | None = None) -> str:
-    """Progress, figures, tokens, and the error where there is one. `rates` as in `facts.bars`."""
-    failure = facts.failure(snapshot)
-    message = f'<p class="kt-dim">{markup.text(said(snapshot))}</p>' if said(snapshot) else ""
-    return "".join(
-        [
-            *(
-                markup.progress_bar(label, fraction=part)
-                for label, part in facts.bars(snapshot, rates)
-            ),
-            *(markup.section(one.heading, one.pairs) for one in facts.sections(snapshot)),
-            f"<code>{markup.text(facts.tokens(snapshot))}</code>",
-            markup.error(failure) if failure else message,
-        ]
-    )
-
-
-def said(snapshot: RunSnapshot) -> str:
-    """The message, unless it only repeats the state."""
-    return "" if snapshot.message == snapshot.state.value else snapshot.message
-
-
-def tail(snapshot: RunSnapshot, count: int) -> tuple[str, ...]:
-    """The last `count` lines of the log that are not empty at the very end."""
-    lines = snapshot.log_tail
-    while lines and not lines[-1].strip():
-        lines = lines[:-1]
-    return lines[len(lines) - min(count, len(lines)) :]
-
-
-def runs_table(rows: Sequence[RunRow]) -> TableView:
-    """Show the runs of a project, newest first."""
-    header = ("run", "state", "where", "created", "world size", "optimizer steps")
-    cells = tuple(
-        (
-            row.run_id,
-            row.state,
-            row.where,
-            row.created_at,
-            "" if row.world_size is None else str(row.world_size),
-            "" if row.optimizer_steps is None else str(row.optimizer_steps),
-        )
-        for row in rows
-    )
-    noun = "run" if len(cells) == 1 else "runs"
-    caption = f"{len(cells)} {noun}" if cells else "No runs here yet."
-    return TableView(caption, header, cells, right=(4, 5))
-
-
-def files_table(files: Sequence[Fetched], *, relative_to: Path | None = None) -> TableView:
-    """Show what was fetched; every file in it has been verified. Paths are shortened where they can be."""
-    rows = []
-    for one in files:
-        inside = relative_to is not None and one.path.is_relative_to(relative_to)
-        path = one.path.relative_to(relative_to) if inside and relative_to else one.path
-        rows.append((str(path), facts.size(one.size_bytes), one.sha256[:12]))
-    noun = "file" if len(rows) == 1 else "files"
-    caption = (
-        f"{len(rows)} {noun} fetched, each verified by SHA-256" if rows else "Nothing to fetch."
-    )
-    return TableView(caption, ("file", "size", "sha256"), tuple(rows), right=(1,))
-
-
-def sync_view(result: SyncPlan | SyncReport, *, seconds: float | None = None) -> View:
-    """Show what a sync sent (every file was verified on arrival) and how long it took, or would send."""
-    from kernel_tools.sync import SyncPlan
-
-    if isinstance(result, SyncPlan):
-        files = result.largest(len(result.files))
-        rows = tuple((file.path, facts.size(file.size)) for file in files)
-        caption = f"{len(rows)} files, {facts.size(result.bytes)} would travel; nothing was sent"
-        caption = " ".join((f"{caption}.", *result.warnings)) if result.warnings else caption
-        return TableView(caption, ("file", "size"), rows, right=(1,))
-    pairs = (
-        ("paths", ", ".join(result.paths)),
-        ("files", str(result.files)),
-        ("size", facts.size(result.bytes)),
-        ("sent", f"{result.uploaded} files, each verified by SHA-256"),
-        *(() if seconds is None else (("took", f"{seconds:.2f} s"),)),
-        *(("note", warning) for warning in result.warnings),
-    )
-    return FactsView("Code is on the remote", pairs, " ".join(result.lines()))
-
-
-@dataclass(frozen=True, repr=False)
-class PlanView(FactsView):
-    """What a launch would send; the text is the plan's own lines."""
-
-    text: str = ""
-
-    def plain(self) -> str:
-        """The lines that scripts and logs know."""
-        return self.text
-
-
-def plan_view(plan: LaunchPlan) -> PlanView:
-    """Show what a dry run found: what would run, what would travel, what would be used."""
-    files, job = plan.sync.files, plan.job
-    largest = ", ".join(f"{one.path} {facts.size(one.size)}" for one in plan.sync.largest(3))
-    pairs = [
-        ("command", " ".join(job.argv)),
-        ("code that would travel", f"{len(files)} files, {facts.size(plan.sync.bytes)}"),
-        ("the largest of it", largest),
-        *(("note", warning) for warning in plan.sync.warnings),
-        *((("resumes from", str(job.resume["checkpoint"])),) if job.resume else ()),
-        *(("data set", f"{one['object']} as {one['dest']}") for one in job.inputs),
-    ]
-    return PlanView("Would be launched; nothing was sent", tuple(pairs), text=str(plan))
-
-
-def dataset_view(reference: DatasetReference, *, standing: str = "is staged") -> FactsView:
-    """Show a data set, where it stands in words, and the disk that a run on it needs."""
-    pairs = (
-        (
-            "object",
-            reference.object
-            if not reference.bucket
-            else f"{reference.store}/{reference.bucket}/{reference.object}",
-        ),
-        ("archive", facts.size(reference.size_bytes)),
-        ("files", "not counted" if reference.file_count is None else str(reference.file_count)),
-        ("unpacks to", reference.expected_root),
-        ("disk needed", _disk(reference.disk)),
-        ("SHA-256", reference.sha256),
-    )
-    heading = f"Data set {reference.name} {standing}"
-    return FactsView(heading, pairs, f"--dataset {reference.name}")
-
-
-def _disk(need: DiskNeed) -> str:
-    parts = (
-        ("archive", need.staged_bytes),
-        ("unpacked", need.extracted_bytes),
-        ("checkpoints", need.checkpoints_bytes),
-    )
-    told = ", ".join(f"{name} {facts.size(size)}" for name, size in parts)
-    return f"{facts.size(need.total_bytes)} ({told}, and 30 %)"
-
-
-def connection_view(connection: Connection) -> FactsView:
-    """Show a connection in words, without its URL's secrets."""
-    pairs = [("kernel", connection.where), ("folder there", connection.remote_dir)]
-    if connection.notice:
-        pairs.append(("note", connection.notice))
-    return FactsView(f"Connected: {connection.name}", tuple(pairs))

@@ -11,6 +11,7 @@ from kernel_tools.views.static import FactsView, Stack, TableView, View
 if TYPE_CHECKING:
     from kernel_tools.datasets.inventory import Inventory, Stored
     from kernel_tools.datasets.reference import DatasetReference
+    from kernel_tools.datasets.sizing import DiskNeed
 
 MOST_ROWS: Final = 200
 
@@ -60,6 +61,25 @@ def rent_view(views: Sequence[View], references: Sequence[DatasetReference]) -> 
     return Stack((*views, together))
 
 
+def dataset_view(reference: DatasetReference, *, standing: str = "is staged") -> FactsView:
+    """Show a data set, where it stands in words, and the disk that a run on it needs."""
+    pairs = (
+        (
+            "object",
+            reference.object
+            if not reference.bucket
+            else f"{reference.store}/{reference.bucket}/{reference.object}",
+        ),
+        ("archive", facts.size(reference.size_bytes)),
+        ("files", "not counted" if reference.file_count is None else str(reference.file_count)),
+        ("unpacks to", reference.expected_root),
+        ("disk needed", _disk(reference.disk)),
+        ("SHA-256", reference.sha256),
+    )
+    heading = f"Data set {reference.name} {standing}"
+    return FactsView(heading, pairs, f"--dataset {reference.name}")
+
+
 def _dollars(amount: float) -> str:
     return f"${amount:.2f}" if amount >= 0.01 else "under $0.01"
 
@@ -73,3 +93,13 @@ def _row(row: Stored) -> tuple[str, ...]:
         row.owner or "",
         row.needed_by or "",
     )
+
+
+def _disk(need: DiskNeed) -> str:
+    parts = (
+        ("archive", need.staged_bytes),
+        ("unpacked", need.extracted_bytes),
+        ("checkpoints", need.checkpoints_bytes),
+    )
+    told = ", ".join(f"{name} {facts.size(size)}" for name, size in parts)
+    return f"{facts.size(need.total_bytes)} ({told}, and 30 %)"

@@ -20,6 +20,7 @@ class Store:
         self.objects, self.requests, self.sent = {}, [], 0
         self.parts, self.puts = {}, []
         self.cut = self.refuse = self.gate = None
+        self.mute = None  # the end of an object's name: it is taken, and nothing is answered
         self.ranges = True
         self.gate_at, self.reached, self.opened = None, threading.Event(), threading.Event()
         self.counting = threading.Lock()
@@ -98,6 +99,9 @@ class Store:
             self.parts[query["uploadId"][0]][int(query["partNumber"][0])] = body
         else:
             self.objects[key] = body
+        if self.mute is not None and key.endswith(self.mute):
+            handler.close_connection = True
+            return
         self.say(handler, 200, b"", {"ETag": f'"{len(body)}"'})
 
     def complete(self, handler):

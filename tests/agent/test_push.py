@@ -4,14 +4,18 @@ import glob
 import json
 import os
 import shutil
+import socket
+import struct
 import sys
+import threading
 
 import pytest
-from kernel_tools_agent import processes
-from kernel_tools_agent.complete_set import CompleteSet
+from kernel_tools_agent import complete_set, processes, push
+from kernel_tools_agent.complete_set import CompleteSet, Ledger
 from kernel_tools_agent.errors import PushError, StopRequestedError
-from kernel_tools_agent.job import PushPolicy
-from kernel_tools_agent.push import Standing, due
+from kernel_tools_agent.job import Job, PushPolicy
+from kernel_tools_agent.presigned import Line, describe_failure
+from kernel_tools_agent.push import Pusher, Standing, due
 from kernel_tools_agent.targets import _targets
 
 from .conftest import wait_until
@@ -61,8 +65,10 @@ class Run:
     def write(self, path, data):
         (self.folder / path).write_bytes(data)
 
-    def push(self, *paths, documents=None, check=lambda: None):
-        one = CompleteSet(str(self.folder), "r", reason="epoch 1", ended=documents is not None)
+    def push(self, *paths, documents=None, check=lambda: None, ledger=None):
+        one = CompleteSet(
+            str(self.folder), "r", reason="epoch 1", ended=documents is not None, ledger=ledger
+        )
         sent = []
         one.send(
             self.targets, paths, documents=documents or {}, used=self.used, check=check,
@@ -124,6 +130,114 @@ def test_a_push_that_is_cut_off_anywhere_leaves_the_set_before_it_whole(run, sto
         cut += 1
     assert cut >= 4
     assert store.pushed("r")[1] == {LAST: b"newer weights %d" % cut, LOG: b"newer log %d" % cut}
+
+
+def stop_once(condition):
+    def check():
+        if condition():
+            raise StopRequestedError
+
+    return check
+
+
+def test_a_manifest_that_arrived_without_an_answer_stands_whole_until_the_next(run, store):
+    for data in (b"1", b"2"):
+        run.write(LAST, b"weights " + data)
+        run.write(LOG, b"log " + data)
+        store.mute = "manifest.json" if data == b"2" else None
+        before = len(store.puts)
+        arrived = stop_once(lambda n=before: "runs/r/manifest.json" in store.puts[n:])
+        if data == b"1":
+            run.push(LAST, LOG)
+        else:
+            with pytest.raises(StopRequestedError):
+                run.push(LAST, LOG, check=arrived)
+    store.mute = None
+    assert store.pushed("r")[1] == {LAST: b"weights 2", LOG: b"log 2"}
+    run.write(LAST, b"weights 3")
+    run.write(LOG, b"log 3")
+    before = len(store.puts)
+    with pytest.raises(StopRequestedError):
+        run.push(LAST, LOG, check=stop_once(lambda: len(store.puts) > before))
+    assert store.pushed("r")[1] == {LAST: b"weights 2", LOG: b"log 2"}
+    run.push(LAST, LOG)
+    assert store.pushed("r")[1] == {LAST: b"weights 3", LOG: b"log 3"}
+
+
+def test_a_full_disk_does_not_keep_a_checkpoint_from_the_store(run, store, monkeypatch):
+    def full(*_arguments, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(complete_set, "write_json", full)
+    ledger = Ledger(str(run.folder))
+    for data in (b"1", b"2", b"3"):
+        run.write(LAST, data)
+        run.push(LAST, ledger=ledger)
+        assert store.pushed("r")[1] == {LAST: data}
+    slots = [key for key in store.puts if key.endswith(LAST)]
+    assert slots == [f"runs/r/{slot}/{LAST}" for slot in "aba"]
+
+
+def test_a_file_that_cannot_be_read_is_left_out_and_the_rest_arrives(run, store):
+    run.write(LAST, b"weights")
+    sent, one = run.push("weights", LAST)  # a folder opens as a file does, and cannot be read
+    assert (sent, one.left_out) == ([LAST], ["weights"])
+    assert store.pushed("r")[1] == {LAST: b"weights"}
+
+
+def test_a_name_that_is_no_utf_8_travels_and_is_known_again(run, store):
+    name = os.fsdecode(b"na\xffme")
+    run.write(name, b"x")
+    run.push(name)
+    assert store.pushed("r")[1] == {name: b"x"}
+    assert run.push(name)[0] == []
+
+
+def test_the_manifest_stays_small_however_many_files_are_left_out(run, store):
+    names = [f"extra{number:03}" for number in range(150)]
+    for name in names:
+        run.write(name, b"x")
+    _, one = run.push(*names)
+    assert len(one.left_out) == 147
+    assert store.pushed("r")[0]["left_out"] == names[3:103]
+
+
+def test_a_defect_in_one_push_does_not_end_those_to_come(remote, run, monkeypatch, capsys):
+    monkeypatch.setattr(push, "_AGAIN_SECONDS", 0.0)
+    monkeypatch.setattr(push, "_LOOK_SECONDS", 0.01)
+    job = Job.from_json(remote.job("r", push={"epochs": None, "minutes": 1e-9}))
+    pusher, tries = Pusher(str(run.folder), job), []
+
+    def fail_first(*_arguments, **_options):
+        tries.append(1)
+        if len(tries) == 1:
+            raise RuntimeError("a defect")
+        return ""
+
+    monkeypatch.setattr(pusher, "_push", fail_first)
+    pusher.start()
+    wait_until(lambda: len(tries) > 1, what="another push")
+    pusher.stop()
+    assert "RuntimeError: a defect" in capsys.readouterr().err
+
+
+def test_a_connection_that_is_reset_while_it_is_made_is_called_so():
+    listener = socket.create_server(("127.0.0.1", 0))
+    url = f"https://127.0.0.1:{listener.getsockname()[1]}/o"
+
+    def reset():
+        peer, _ = listener.accept()
+        peer.recv(1)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        peer.close()
+
+    thread = threading.Thread(target=reset)
+    thread.start()
+    with pytest.raises(OSError) as caught:
+        Line("").send("PUT", url, b"x", {"Content-Length": "1"})
+    thread.join()
+    listener.close()
+    assert "Connection reset by peer" in describe_failure(url, caught.value)
 
 
 def test_more_files_than_there_are_objects_are_named_as_left_out(run):

@@ -9,7 +9,7 @@ import tarfile
 import threading
 
 import pytest
-from kernel_tools_agent import stage
+from kernel_tools_agent import intake, stage
 from kernel_tools_agent.download import download
 from kernel_tools_agent.errors import InputError
 from kernel_tools_agent.job import Job
@@ -317,6 +317,7 @@ XML = b"<Error><Code>%s</Code><Message>%s</Message></Error>"
     [
         (403, b"AccessDenied", b"Request has expired", None, "has expired: launch again"),
         (403, b"SignatureDoesNotMatch", b"no", None, "MINIO_PUBLIC_ENDPOINT"),
+        (403, b"SignatureDoesNotMatch", b"no", "Mon, 01 Jan 2035 00:00:00 GMT", "PUBLIC_ENDPOINT"),
         (403, b"AccessDenied", b"Access Denied.", None, "403 AccessDenied"),
         (403, b"RequestTimeTooSkewed", b"", "Mon, 01 Jan 2035 00:00:00 GMT", "s behind the store"),
         (403, b"AccessDenied", b"", "Mon, 01 Jan 2001 00:00:00 GMT", "s ahead of the store"),
@@ -329,6 +330,42 @@ def test_a_refusal_is_explained(store, tmp_path, status, code, message, date, wo
         fetch(store, tmp_path, b"x")
     assert words in str(caught.value)
     assert "Signature=" not in str(caught.value)
+
+
+class Waiting:
+    """An input that another process brings; it is here after some looks."""
+
+    error, unpacked, queued = None, 0, True
+
+    def __init__(self, looks):
+        self.input, self.ended, self.looks = self, self, looks
+        self.name = "coins"
+
+    def wait(self, _seconds):
+        self.looks -= 1
+        return self.looks < 0
+
+    def row(self):
+        return {"name": self.name, "bytes": 0, "state": "waiting", "percent": 0.0}
+
+
+def test_waiting_for_another_process_that_brings_the_same_is_no_stall():
+    other = Waiting(5)
+    stage._wait([other], lambda _rows: None, lambda: False, 0.0)
+    assert other.looks == -1
+    other = Waiting(5)
+    other.queued = False
+    with pytest.raises(InputError, match="stalled: no byte of coins"):
+        stage._wait([other], lambda _rows: None, lambda: False, 0.0)
+
+
+def test_a_part_file_has_no_name_any_more_when_the_next_may_take_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(threading.Thread, "start", lambda _self: None)
+    part = tmp_path / ".part-x"
+    for path in (part, tmp_path / ".part-x.map"):
+        path.write_bytes(b"x")
+    intake._discard_aside(str(part))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_store_that_hiccups_is_asked_again(store, tmp_path):

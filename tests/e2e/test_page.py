@@ -18,7 +18,9 @@ from pathlib import Path
 from kernel_tools.views import Mode, follow
 from kernel_tools.views.compare import Compared, Comparison
 from kernel_tools.views.figures import plot_metrics
-from kernel_tools.views.static import NoteView, ProgressView, RunView, files_table, runs_table
+from kernel_tools.views.answers import files_table, runs_table
+from kernel_tools.views.static import NoteView, ProgressView
+from kernel_tools.views.summary import RunView
 from tests.fakes.runs import FakeRun, ended, evaluation, snapshot, training
 
 EVIL = "<img src=x onerror=alert(1)>"

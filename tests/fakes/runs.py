@@ -14,7 +14,7 @@ from kernel_tools.launch import LaunchPlan
 from kernel_tools.run import StopAnswer
 from kernel_tools.state import Contact, RunSnapshot, RunState
 from kernel_tools.views.pictures import Picture
-from kernel_tools.views.static import summary_mimebundle
+from kernel_tools.views.summary import summary_mimebundle
 
 LAUNCHING = ("train", "evaluate", "visualize", "run_again", "run_script", "run_command")
 RUN_ID = "20260102-030405-coins-hgnetv2-n-3f2a"

@@ -67,7 +67,7 @@ def session(flow_environment: pytest.MonkeyPatch, project: Path) -> Iterator[Ses
     session = Session(project)
     session.connect("local")
     yield session
-    for run in list(session._runs.values()):
+    for run in session._runs.newest_first:
         if not run.snapshot.terminal:
             run.stop(now=True)
             run.wait(60, check=False)

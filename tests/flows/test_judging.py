@@ -8,9 +8,10 @@ import pytest
 
 from detector.data.prepare import prepare
 from kernel_tools.errors import InvalidArgumentError, RunNotFoundError
+from tests.notebooks.conftest import papermill
 
 from .conftest import CONFIG, TINY, notebook
-from .test_batch import LOAD, errors_in, execute
+from .test_batch import LOAD, errors_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -105,9 +106,10 @@ def test_a_batch_notebook_shows_tables_figures_and_pictures(session, trained, pr
         "assert judged.evaluation().images == 4",
         "%remote_disconnect",
     )
-    done = execute(path)
+    executed = project / "judged-done.ipynb"
+    done = papermill(path, executed, cwd=project)
     assert done.returncode == 0, done.stderr
-    book = json.loads((project / "judged-done.ipynb").read_text("utf-8"))
+    book = json.loads(executed.read_text("utf-8"))
     shown = [[set(o.get("data", ())) for o in cell["outputs"]] for cell in book["cells"]]
     assert sum("image/png" in kinds for kinds in shown[1]) == 2
     assert sum("image/jpeg" in kinds for kinds in shown[2]) == 2
@@ -120,7 +122,9 @@ def test_a_batch_notebook_shows_tables_figures_and_pictures(session, trained, pr
 def test_an_evaluation_that_fails_fails_the_cell_in_one_line(session, trained, project):
     wrong = "--set data.classes=[circle]"  # the weights tell apart three
     path = notebook(project / "wrong.ipynb", LOAD, f"%remote_eval --run {trained.id} {wrong}")
-    (error,) = errors_in(path)
+    executed = project / "wrong-done.ipynb"
+    assert papermill(path, executed, cwd=project).returncode != 0
+    (error,) = errors_in(executed)
     assert error.ename == "RunFailed"
     assert "tells apart circle, square, triangle, but the data set has circle" in error.evalue
     assert "\n" not in error.evalue

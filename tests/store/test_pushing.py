@@ -123,6 +123,19 @@ def test_a_fetch_that_was_cut_off_moves_only_the_rest(
     assert [path.name for path in (tmp_path / "weights").iterdir()] == ["last.pt"]
 
 
+def test_figures_that_the_run_replaced_meanwhile_are_not_taken_for_those_of_the_manifest(
+    store: LocalStore, tmp_path: Path
+) -> None:
+    machine = Machine(tmp_path / "run", signed(store))
+    machine.push(metrics_jsonl=b"{}\n")
+    link = StoreLink(store, RUN)
+    assert link.call("poll")["metrics"]["size"] == 3
+    machine.push(metrics_jsonl=b"{}\n{}\n")
+    machine.push(metrics_jsonl=b"[]\n{}\n{}\n")  # in the first one's object
+    with pytest.raises(FetchError, match="metrics.jsonl .* is not what its manifest says"):
+        link.call("poll")
+
+
 def test_an_expired_link_is_named(store: LocalStore, tmp_path: Path) -> None:
     machine = Machine(tmp_path / "run", signed(store, expires_seconds=1))
     deadline = dt.datetime.now(dt.timezone.utc) + dt.timedelta(seconds=20)
@@ -158,8 +171,9 @@ def snapshot(**told: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("left_days", "uploads_left", "largest", "due"),
-    [(6, 0, 0, False), (3.6, 0, 0, False), (3.4, 0, 0, True), (-1, 0, 0, True),
-     (6, 0, 65 << 20, True), (6, 3, 65 << 20, False)],
+    [(6, 0, 1, False), (3.6, 0, 1, False), (3.4, 0, 1, True), (-1, 0, 1, True),
+     # A launch for two hours signs for 26, with uploads for a checkpoint that is still to come.
+     (26 / 24, 8, 0, False), (0.4, 8, 0, True), (6, 0, 65 << 20, True), (6, 3, 65 << 20, False)],
 )  # fmt: skip
 def test_links_are_renewed_when_half_their_life_is_over_or_uploads_run_out(
     left_days: float, uploads_left: int, largest: int, due: bool

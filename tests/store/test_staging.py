@@ -20,12 +20,15 @@ import pytest
 
 from kernel_tools.agent.job import Job
 from kernel_tools.agent.stage import stage_inputs
+from kernel_tools.connections import Connections
 from kernel_tools.datasets import DatasetRegistry, input_of, inputs_for, stage
 from kernel_tools.datasets.archive import FolderArchive
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
 from kernel_tools.fetch import Fetched
+from kernel_tools.project import Project
 from kernel_tools.registry import RunRecord
 from kernel_tools.session import Session
+from kernel_tools.storage import Storage
 from kernel_tools.stores.hub import HubStore
 from kernel_tools.stores.local import LocalStore
 from kernel_tools.stores.multipart import PART_BYTES
@@ -414,7 +417,9 @@ def test_a_file_of_a_repository_is_a_reference_at_once(
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
 
-    reference = Session(project)._reference("hf://org/data/sets/coins.tar")
+    (reference,) = Storage(Project(project), Connections()).references(
+        ["hf://org/data/sets/coins.tar"]
+    )
 
     assert (reference.name, reference.sha256, reference.expected_root) == (
         "coins", digest, "data/coins",

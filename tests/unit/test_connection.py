@@ -79,8 +79,7 @@ def session(tmp_path, monkeypatch):
 def run_on(session, link, run_id, tmp_path):
     record = RunRecord(run_id, "x", "t", link.name, "/remote", "artifacts/remote")
     run = Run(record, link=link, mirror=RunMirror(tmp_path / run_id))
-    session._runs[run_id] = run
-    session._last_run = run_id
+    session._runs.hold(run)
     return run
 
 

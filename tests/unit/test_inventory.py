@@ -62,6 +62,14 @@ def test_a_live_run_needs_its_own_objects_and_what_it_reads() -> None:
     }
 
 
+def test_a_run_needs_the_objects_of_the_run_that_it_resumes_from() -> None:
+    claims = Claims({"r2": ("runs/r1/a/weights/last.pt",), "r3": None})
+
+    assert needs(claims, "runs/r1/a/weights/last.pt", "runs/r1/a/train.log") == {
+        "runs/r1/a/weights/last.pt": "r2", "runs/r1/a/train.log": None,
+    }  # fmt: skip
+
+
 def test_where_it_is_not_known_what_a_live_run_reads_every_data_set_stays() -> None:
     claims = Claims({"r1": None})
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError, NotConnectedError
+from kernel_tools.project import Project
 from kernel_tools.session import Session
 
 COINS = "coins/hgnetv2_n"
@@ -121,10 +122,11 @@ def test_an_unknown_data_set_is_refused_with_the_way_to_stage_it(session):
 
 
 def test_relative_folders_are_found_from_the_notebooks_folder_too(session, monkeypatch):
-    (session.project_dir / "data/x").mkdir(parents=True)
-    (session.project_dir / "notebooks").mkdir()
-    monkeypatch.chdir(session.project_dir / "notebooks")
-    assert session._resolve("data/x") == session.project_dir / "data/x"
-    assert session._resolve("../data/x").resolve() == session.project_dir / "data/x"
-    assert session._resolve("../data/x").is_absolute()
-    assert session._resolve(Path("/absolute")) == Path("/absolute")
+    project = Project(session.project_dir)
+    (project.folder / "data/x").mkdir(parents=True)
+    (project.folder / "notebooks").mkdir()
+    monkeypatch.chdir(project.folder / "notebooks")
+    assert project.resolve("data/x") == project.folder / "data/x"
+    assert project.resolve("../data/x").resolve() == project.folder / "data/x"
+    assert project.resolve("../data/x").is_absolute()
+    assert project.resolve(Path("/absolute")) == Path("/absolute")

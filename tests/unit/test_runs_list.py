@@ -37,7 +37,7 @@ def session(tmp_path, remote):
     for run_id, where in (("20260101-a", "gpu"), ("20260102-b", "gpu"), ("20260103-c", "other")):
         session.registry.save(RunRecord(run_id, run_id[-1], "t", where, "/remote", "a"))
     write_json(session.registry.folder("20260101-a") / "status.json", {"state": "completed"})
-    session._connections["gpu"] = remote
+    session._connections.add(remote)
     return session
 
 

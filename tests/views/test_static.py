@@ -11,16 +11,9 @@ from kernel_tools.session import Session
 from kernel_tools.state import Contact
 from kernel_tools.sync import SyncReport
 from kernel_tools.views import facts
-from kernel_tools.views.static import (
-    ProgressView,
-    RunLine,
-    RunView,
-    TableView,
-    files_table,
-    runs_table,
-    summary_mimebundle,
-    sync_view,
-)
+from kernel_tools.views.answers import files_table, runs_table, sync_view
+from kernel_tools.views.static import ProgressView, TableView
+from kernel_tools.views.summary import RunLine, RunView, summary_mimebundle
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, status, training
 
 EVIL = "<img src=x onerror=alert(1)>"

@@ -15,7 +15,7 @@ import ssl
 import time
 import urllib.parse
 import urllib.request
-from typing import IO, Any, Callable, Dict, Mapping, Optional, Pattern, Union
+from typing import IO, Any, Callable, Dict, Mapping, Optional, Pattern, Tuple, Union
 
 SOCKET_SECONDS = 30.0
 # Failures in a row without progress; each waits longer than the last.
@@ -223,18 +223,52 @@ def _connect(
         raise http.client.InvalidURL("")
     nearest = parts if proxy is None else proxy
     host, port = nearest.hostname or "", nearest.port
+    connection: http.client.HTTPConnection
     if parts.scheme == "http":
-        return http.client.HTTPConnection(host, port, timeout=SOCKET_SECONDS, blocksize=_SEND_BYTES)
-    connection = http.client.HTTPSConnection(
-        host,
-        port,
-        timeout=SOCKET_SECONDS,
-        blocksize=_SEND_BYTES,
-        context=ssl.create_default_context(),
-    )
-    if proxy is not None:
+        connection = http.client.HTTPConnection(
+            host, port, timeout=SOCKET_SECONDS, blocksize=_SEND_BYTES
+        )
+    else:
+        connection = http.client.HTTPSConnection(
+            host,
+            port,
+            timeout=SOCKET_SECONDS,
+            blocksize=_SEND_BYTES,
+            context=ssl.create_default_context(),
+        )
+    connection._create_connection = reach  # type: ignore[attr-defined] # noqa: SLF001
+    if proxy is not None and parts.scheme == "https":
         connection.set_tunnel(parts.hostname, parts.port or 443, _proxy_login(proxy))
     return connection
+
+
+def reach(
+    address: Tuple[str, int], timeout: float, source_address: Optional[Tuple[str, int]] = None
+) -> socket.socket:
+    """Like `socket.create_connection`, with `timeout` for all addresses of the host together.
+
+    S3 of AWS has eight: a network that swallows everything would take half an hour of a run's end.
+    """
+    found = socket.getaddrinfo(*address, 0, socket.SOCK_STREAM)
+    deadline = time.monotonic() + timeout
+    failure = OSError("the name has no address")
+    for number, (family, kind, protocol, _, place) in enumerate(found):
+        share = (deadline - time.monotonic()) / (len(found) - number)
+        line: Optional[socket.socket] = None
+        try:
+            line = socket.socket(family, kind, protocol)
+            line.settimeout(max(share, 0.01))
+            if source_address is not None:
+                line.bind(source_address)
+            line.connect(place)
+            line.settimeout(timeout)
+        except OSError as error:
+            failure = error
+            if line is not None:
+                line.close()
+        else:
+            return line
+    raise failure
 
 
 def _told(pattern: Pattern[str], body: str) -> str:

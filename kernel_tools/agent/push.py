@@ -8,6 +8,7 @@ A push that fails is told in the log and in `agent.json`, and tried again.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -118,9 +119,13 @@ class Pusher:
         if self._job.push is None:
             return ""
         text = json.dumps(dict(status), indent=1, ensure_ascii=False)
-        paths = [*(path for path in listed if path not in _NOT_PUSHED), "artifacts.json"]
+        # Also what is in the store already: where the list could not be made, all of it must stay named.
+        known = (row["path"] for row in self._ledger.files)
+        paths = dict.fromkeys([*known, *listed, "artifacts.json"])
         documents = {"status.json": text.encode("utf-8", "replace")}
-        return self._push(paths, _END, _never, documents=documents)
+        return self._push(
+            [path for path in paths if path not in _NOT_PUSHED], _END, _never, documents=documents
+        )
 
     def _watch(self) -> None:
         policy = self._job.push
@@ -199,19 +204,23 @@ class Pusher:
 
     def _say(self, one: CompleteSet, reason: str, seconds: float, problem: str) -> None:
         if problem:
-            append_line(self._log, f"push_failed={reason}: {problem}")
+            self._write(f"push_failed={reason}: {problem}")
             return
         figures = f"files={one.files} size_mb={one.bytes / 1e6:.2f} seconds={seconds:.1f}"
-        append_line(self._log, f"pushed={reason} {figures}")
+        self._write(f"pushed={reason} {figures}")
         if one.left_out:
             count, first = len(one.left_out), one.left_out[0]
-            append_line(
-                self._log,
-                f"push_left_out={count} files, for which no object is left or which cannot be read: {first}",
+            self._write(
+                f"push_left_out={count} files, for which no object is left or which cannot be read: {first}"
             )
 
     def _uploaded(self, path: str) -> None:
-        append_line(self._log, f"remote_artifact_uploaded={path}")
+        self._write(f"remote_artifact_uploaded={path}")
+
+    def _write(self, line: str) -> None:
+        """Write to the log; a full disk must not keep a checkpoint from the store."""
+        with contextlib.suppress(OSError):
+            append_line(self._log, line)
 
     def _facts(self) -> Dict[str, Any]:
         """What a contact needs to know to decide about new links."""

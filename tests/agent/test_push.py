@@ -8,13 +8,14 @@ import socket
 import struct
 import sys
 import threading
+import time
 
 import pytest
 from kernel_tools_agent import complete_set, processes, push
 from kernel_tools_agent.complete_set import CompleteSet, Ledger
 from kernel_tools_agent.errors import PushError, StopRequestedError
 from kernel_tools_agent.job import Job, PushPolicy
-from kernel_tools_agent.presigned import Line, describe_failure
+from kernel_tools_agent.presigned import Line, describe_failure, reach
 from kernel_tools_agent.push import Pusher, Standing, due
 from kernel_tools_agent.targets import _targets
 
@@ -219,6 +220,56 @@ def test_a_defect_in_one_push_does_not_end_those_to_come(remote, run, monkeypatc
     wait_until(lambda: len(tries) > 1, what="another push")
     pusher.stop()
     assert "RuntimeError: a defect" in capsys.readouterr().err
+
+
+def test_all_addresses_of_a_store_share_the_time_of_one_connection(monkeypatch):
+    silent, good = socket.socket(), socket.create_server(("127.0.0.1", 0))
+    silent.bind(("127.0.0.1", 0))
+    silent.listen(0)
+    waiting = [socket.socket() for _ in range(4)]  # with its queue full it answers nobody
+    for one in waiting:
+        one.setblocking(False)
+        one.connect_ex(silent.getsockname())
+    rows = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", silent.getsockname())] * 5
+    rows.append((*rows[0][:4], good.getsockname()))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: rows)
+    begun = time.monotonic()
+    line = reach(("store", 1), 0.5)
+    assert time.monotonic() - begun < 1.0
+    assert (line.getpeername(), line.gettimeout()) == (good.getsockname(), 0.5)
+    for one in (*waiting, line, silent, good):
+        one.close()
+
+
+@pytest.fixture
+def ended(tmp_path, store, remote):
+    """A run with links to the store, whose end is to be pushed, and the pusher of it."""
+    run = Run(tmp_path / "end" / "runs" / "r", store)
+    (tmp_path / "end" / "secrets").mkdir()
+    (tmp_path / "end" / "secrets" / "r.json").write_text(json.dumps({"push": store.targets("r")}))
+    run.write(LAST, b"weights")
+    job = Job.from_json(remote.job("r", push={"epochs": 1, "minutes": None}))
+    return run, Pusher(str(run.folder), job)
+
+
+def test_a_log_that_cannot_be_written_does_not_keep_the_end_from_the_store(
+    ended, store, monkeypatch
+):
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(push, "append_line", full)
+    assert ended[1].push_all() == ""
+    assert store.pushed("r")[1] == {LAST: b"weights"}
+
+
+def test_an_end_whose_files_could_not_be_listed_still_names_what_was_pushed(ended, store):
+    run, pusher = ended
+    assert pusher.push_all() == ""
+    assert pusher.push_end([], {"state": "failed"}) == ""
+    manifest, files = store.pushed("r")
+    assert (manifest["ended"], files[LAST]) == (True, b"weights")
+    assert json.loads(files["status.json"]) == {"state": "failed"}
 
 
 def test_a_connection_that_is_reset_while_it_is_made_is_called_so():

@@ -1,7 +1,7 @@
 """The panel as a person meets it: JupyterLab in a browser, a real server, a run of the real agent.
 
 One long visit, because starting JupyterLab costs more than all that is then looked at. The trainer needs
-no torch; the quickstart itself, with real training, is walked through in `test_quickstart.py`.
+no torch.
 """
 
 from __future__ import annotations

@@ -437,7 +437,7 @@ def test_a_configuration_says_object_hash_and_root(
     config = {"model": {"backbone_name": "hgnetv2_n"}, "data": data | {"archive_sha256": digest}}
     (project / "configs" / "v.yaml").write_text(json.dumps(config))
     session = Session(project)
-    monkeypatch.setattr(session, "_store", lambda _on: store)
+    monkeypatch.setattr(session._storage, "store", lambda _on: store)
 
     sent = session.stage_dataset(archive, config="v")
     found = session.stage_dataset(config="v")
@@ -455,7 +455,7 @@ def test_what_a_live_run_needs_stays_and_the_rest_may_go(
     store: LocalStore, project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = Session(project)
-    monkeypatch.setattr(session, "_store", lambda _on: store)
+    monkeypatch.setattr(session._storage, "store", lambda _on: store)
     used = session.stage_dataset(folder)
     (folder / "data.yaml").write_text("names: [penny]\n")
     idle = session.stage_dataset(folder, name="pennies")

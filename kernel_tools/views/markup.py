@@ -42,7 +42,7 @@ STYLE: Final = """<style>
 .kt-view .kt-curves{display:flex;flex-wrap:wrap;gap:.2em 1.6em;margin:.5em 0}
 .kt-view .kt-curves svg{flex:1 1 25em;min-width:0;max-width:34em;height:auto;font-family:inherit}
 .kt-view .kt-section{font-size:11px;font-weight:600;margin:.7em 0 0;border-bottom:1px solid rgba(127,127,127,.3)}
-.kt-view dl.kt-facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(12em,1fr));gap:.35em 1.2em;margin:.35em 0 .6em}
+.kt-view dl.kt-facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(12em,100%),1fr));gap:.35em 1.2em;margin:.35em 0 .6em}
 .kt-view dl.kt-facts>div{min-width:0}
 .kt-view dl.kt-facts dt{float:none;clear:none;width:auto;margin:0;padding:0;font-weight:400;font-size:11px;opacity:.75;text-align:left}
 .kt-view dl.kt-facts dd{display:block;margin:0;padding:0;font-variant-numeric:tabular-nums;overflow-wrap:anywhere}

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import nbformat
+import psutil
 import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 
@@ -60,6 +61,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         **os.environ,
         "PYTHONPATH": str(ROOT),
         "KERNEL_TOOLS_STATE_DIR": str(folder / "state"),
+        "KERNEL_TOOLS_IDLE_SECONDS": "5",  # what the notebooks started ends soon after them
         **{name: str(folder / name) for name in FOLDERS},
     }
     settings = folder / "JUPYTERLAB_SETTINGS_DIR/@jupyterlab/apputils-extension"
@@ -90,6 +92,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         except subprocess.TimeoutExpired:
             server.kill()
             server.wait()
+        wait_until(lambda: not _started_in(folder), seconds=90)
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,15 @@ def wait_until(true: Any, *, seconds: float) -> None:
     while not true():
         assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.1)
+
+
+def _started_in(folder: Path) -> list[int]:
+    """Return the processes that name the folder."""
+    return [
+        process.pid
+        for process in psutil.process_iter(["cmdline"])
+        if any(str(folder) in word for word in process.info["cmdline"] or ())
+    ]
 
 
 def _answers(url: str) -> bool:

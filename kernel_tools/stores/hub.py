@@ -8,7 +8,6 @@ of a file: they lie in `.kernel_tools/<key>.json`, written by the same commit.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import io
 import json
 import os
@@ -26,6 +25,7 @@ from kernel_tools.errors import (
 )
 from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
+from kernel_tools.stores.arrival import arriving
 from kernel_tools.stores.base import HUB, SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
 from kernel_tools.stores.hub_failures import no_object, translated
 
@@ -179,31 +179,14 @@ class HubStore:
         info = self.stat(key)
         if info is None:
             raise self._no_object(key)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-        try:
-            digest, done = hashlib.sha256(), 0
-            with os.fdopen(handle, "wb") as file:
-                while done < info.size_bytes:
-                    block = self.read_range(key, offset=done, length=_PIECE_BYTES)
-                    if not block:
-                        break
-                    file.write(block)
-                    digest.update(block)
-                    done += len(block)
-                    if on_progress is not None:
-                        on_progress(done, info.size_bytes)
-            if done != info.size_bytes or info.sha256 not in (None, digest.hexdigest()):
-                raise StoreError(
-                    f"{key} arrived damaged: {done} of {info.size_bytes} bytes, or another SHA-256 "
-                    "than its metadata says.",
-                    hint="Try again; if it stays so, upload the object anew.",
-                )
-            Path(temporary).replace(destination)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        done = 0
+        with arriving(info, destination, on_progress=on_progress) as take:
+            while done < info.size_bytes:
+                block = self.read_range(key, offset=done, length=_PIECE_BYTES)
+                if not block:
+                    break
+                take(block)
+                done += len(block)
         return info
 
     def read_range(self, key: str, *, offset: int, length: int) -> bytes:

@@ -7,9 +7,7 @@ opened. Foreign exceptions end here.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
@@ -25,6 +23,7 @@ from kernel_tools.errors import (
 from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
 from kernel_tools.stores import multipart
+from kernel_tools.stores.arrival import arriving
 from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
 from kernel_tools.stores.client import (
     DEFAULT_REGION,
@@ -174,34 +173,17 @@ class S3Store:
         info = self.stat(key)
         if info is None:
             raise no_object(endpoint=self.endpoint, bucket=self.bucket, key=key)
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=destination.parent, prefix=f".{destination.name}.")
-        try:
-            digest = hashlib.sha256()
-            done = 0
-            with os.fdopen(handle, "wb") as file, self._translated(key):
-                response = self._client.get_object(self.bucket, key)
-                try:
-                    for block in response.stream(1 << 20):
-                        file.write(block)
-                        digest.update(block)
-                        done += len(block)
-                        if on_progress is not None:
-                            on_progress(done, info.size_bytes)
-                finally:
-                    response.close()
-                    response.release_conn()
-            if done != info.size_bytes or info.sha256 not in (None, digest.hexdigest()):
-                raise StoreError(
-                    f"{key} arrived damaged: {done} of {info.size_bytes} bytes, or another SHA-256 "
-                    "than its metadata says.",
-                    hint="Try again; if it stays so, upload the object anew.",
-                )
-            Path(temporary).replace(destination)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                Path(temporary).unlink()
-            raise
+        with (
+            arriving(info, destination, on_progress=on_progress) as take,
+            self._translated(key),
+        ):
+            response = self._client.get_object(self.bucket, key)
+            try:
+                for block in response.stream(1 << 20):
+                    take(block)
+            finally:
+                response.close()
+                response.release_conn()
         return info
 
     def read_range(self, key: str, *, offset: int, length: int) -> bytes:

@@ -10,10 +10,11 @@ import contextlib
 import hashlib
 import http.client
 import io
+import os
 import re
 import threading
 import time
-from typing import Callable, Optional, Tuple
+from typing import Callable, Optional, Tuple, TypeVar
 
 from .errors import InputError, StopRequestedError
 from .partfile import Incoming, PartFile, discard
@@ -24,6 +25,11 @@ _HASH_BYTES = 1 << 20
 # A connection that brought so much before it broke was worth it: no pause before the next.
 _PROGRESS_BYTES = 64 << 10
 _STAGE_AGAIN = "launch again"
+_T = TypeVar("_T")
+
+
+class DamagedPartError(Exception):
+    """What an interrupted download left is not the beginning of what was staged."""
 
 
 class _ReplacedError(Exception):
@@ -85,6 +91,21 @@ class Download:
             for line in self._lines
         ]
         self._hasher = threading.Thread(target=self._hash, name=f"hash of {name}", daemon=True)
+
+    def __enter__(self) -> "Download":  # noqa: PYI034 - Python 3.8 has no Self
+        self.start()
+        return self
+
+    def __exit__(self, kind: object, error: Optional[BaseException], trace: object) -> None:
+        """Close it.
+
+        Raises:
+            DamagedPartError: what an earlier call left was at fault, and is gone.
+        """
+        damaged = isinstance(error, InputError) and self.resumed and not os.path.exists(self.part)
+        self.close()
+        if damaged:
+            raise DamagedPartError from error
 
     def start(self) -> None:
         """Begin."""
@@ -342,39 +363,12 @@ class Download:
             )
 
 
-def download(
-    url: str,
-    part: str,
-    *,
-    name: str,
-    size_bytes: Optional[int],
-    sha256: Optional[str],
-    connections: int = 4,
-    check: Callable[[int], None] = lambda _have: None,
-    wait: Callable[[float], object] = time.sleep,
-) -> str:
-    """Bring an object into the file `part`; return its SHA-256.
-
-    What an earlier call left is gone on from; where that turns out to be damaged, all comes anew.
-
-    Raises:
-        InputError: it cannot be had, or is not what was staged.
-    """
-    for may_repeat in (True, False):
-        coming = Download(
-            url, part, name=name, size_bytes=size_bytes, sha256=sha256,
-            connections=connections, check=check, wait=wait,
-        )  # fmt: skip
-        coming.start()
-        try:
-            return coming.finish()
-        except InputError:
-            if not may_repeat or not coming.resumed:
-                raise
-            discard(part)
-        finally:
-            coming.close()
-    raise AssertionError
+def anew_once(bring: Callable[[], _T]) -> _T:
+    """Return what `bring` does; where an earlier call's part was damaged, all comes anew, once."""
+    try:
+        return bring()
+    except DamagedPartError:
+        return bring()
 
 
 def _place(response: http.client.HTTPResponse, asked: int) -> Tuple[int, Optional[int]]:

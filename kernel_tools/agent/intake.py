@@ -17,7 +17,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from . import host
-from .download import Download
+from .download import Download, anew_once
 from .errors import InputError, StopRequestedError, UnsafeArchiveError
 from .extract import Bounds, extract, extract_stream
 from .files import read_json, utc_now, write_json
@@ -105,12 +105,7 @@ class Intake:
                 return
             if self._url is None:
                 raise InputError(f"there is no link to {self.input.name}: launch again")
-            try:
-                digest = self._bring()
-            except _DamagedPartError:
-                self._bytes = self.unpacked = 0
-                digest = self._bring()
-            self._finish(digest)
+            self._finish(anew_once(self._bring))
 
     @property
     def _part(self) -> str:
@@ -123,23 +118,14 @@ class Intake:
         building = os.path.join(self._folder, f".new-{self._key}-{os.urandom(4).hex()}")
         content = os.path.join(building, "content")
         os.makedirs(content)
-        self._state = "downloading"
+        self._state, self._bytes, self.unpacked = "downloading", 0, 0
         try:
-            coming = Download(
+            with Download(
                 self._url or "", self._part, name=one.name, size_bytes=one.size_bytes,
                 sha256=one.sha256, connections=self._connections, check=self._downloaded,
                 wait=self.cancelled.wait,
-            )  # fmt: skip
-            coming.start()
-            try:
+            ) as coming:  # fmt: skip
                 digest, files, size = self._take(coming, content)
-            except InputError as error:
-                if coming.resumed and not os.path.exists(self._part):
-                    # What an earlier call left was at fault; all comes anew, once.
-                    raise _DamagedPartError from error
-                raise
-            finally:
-                coming.close()
             archive_bytes = coming.have
             if not self._present(digest):
                 self._settle(building, digest, archive_bytes, files, size)
@@ -239,10 +225,6 @@ class Intake:
     def _check(self) -> None:
         if self.cancelled.is_set():
             raise StopRequestedError
-
-
-class _DamagedPartError(Exception):
-    """What an interrupted download left is not the beginning of what was staged."""
 
 
 def content_root(content: str, one: Input) -> str:

@@ -1,20 +1,19 @@
 """Inputs: downloaded once, verified, unpacked whole or not at all, linked where the job wants them."""
 
 import hashlib
-import io
 import json
 import os
 import sys
-import tarfile
 import threading
 
 import pytest
 from kernel_tools_agent import intake, stage
-from kernel_tools_agent.download import download
+from kernel_tools_agent.download import Download, anew_once
 from kernel_tools_agent.errors import InputError
 from kernel_tools_agent.job import Job
 from kernel_tools_agent.partfile import PART_BYTES
 
+from .archives import tar_of
 from .conftest import wait_until
 from .small_store import Store
 from .test_extract import HOSTILE
@@ -31,17 +30,7 @@ def sha(data):
     return hashlib.sha256(data).hexdigest()
 
 
-def tar(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
-COINS = tar({"coins/data.yaml": b"nc: 1\n", "coins/images/0001.png": b"png" * 1000})
+COINS = tar_of({"coins/data.yaml": b"nc: 1\n", "coins/images/0001.png": b"png" * 1000})
 SHOW = "import os; [print(os.path.join(b, n)) for b, _, s in os.walk('data', followlinks=True) for n in sorted(s)]"
 
 
@@ -106,7 +95,7 @@ def test_what_is_there_is_not_downloaded_again(remote, store):
     ids=["other top", "whole path", "several tops", "desktop junk", "one file", "deeper dest"],
 )
 def test_the_expected_root_holds_the_content_whatever_the_archives_top(remote, store, files, dest):
-    data = tar(files)
+    data = tar_of(files)
     store.objects["datasets/coins.tar"] = data
     assert run(remote, store, "root", [dataset(data, dest=dest)])["state"] == "completed"
     assert os.path.isfile(os.path.join(remote.dir("root"), "work", dest, "data.yaml"))
@@ -126,7 +115,7 @@ def test_a_plain_file_goes_to_its_destination_among_the_code(remote, store):
 def test_several_inputs_come_together(remote, store):
     inputs = []
     for number in range(6):
-        data = tar({f"d/{number}": b"x" * number})
+        data = tar_of({f"d/{number}": b"x" * number})
         name = f"set{number}.tar"
         store.objects[name] = data
         inputs.append(dataset(data, dest="data/" + str(number), object=name, name=name))
@@ -187,6 +176,14 @@ def test_a_stop_while_inputs_come_ends_the_run(remote, store):
         "stopped",
         "stopped by the user before the trainer started",
     )
+
+
+def download(url, part, **options):
+    def bring():
+        with Download(url, part, **options) as coming:
+            return coming.finish()
+
+    return anew_once(bring)
 
 
 def fetch(store, tmp_path, data, **fields):

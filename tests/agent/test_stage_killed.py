@@ -1,7 +1,6 @@
 """SIGKILL at random moments of staging: a data set has its marker or is not there, and what came is kept."""
 
 import hashlib
-import io
 import json
 import os
 import random
@@ -9,10 +8,10 @@ import signal
 import struct
 import subprocess
 import sys
-import tarfile
 
 import pytest
 
+from .archives import tar_of
 from .conftest import AGENT_FOLDER
 from .small_store import Store
 
@@ -41,22 +40,12 @@ def tree(count):
     return {f"ds/{n:03}.bin": generator.randbytes(SIZE // count) for n in range(count)}
 
 
-def packed(files):
-    buffer = io.BytesIO()
-    with tarfile.open(fileobj=buffer, mode="w") as archive:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            archive.addfile(info, io.BytesIO(data))
-    return buffer.getvalue()
-
-
 class Machine:
     """A remote folder and a store, and staging in a process that can be killed."""
 
     def __init__(self, root):
         self.files = tree(200)
-        self.data = packed(self.files)
+        self.data = tar_of(self.files)
         self.sha256 = hashlib.sha256(self.data).hexdigest()
         self.root = root
         self.run_dir = os.path.join(root, "runs", "r")

@@ -84,7 +84,6 @@ def test_where_torch_is_not_installed_it_says_what_to_type(monkeypatch, tmp_path
 
 
 def test_the_trainers_refusal_is_the_message(tmp_path):
-    pytest.importorskip("torch")
     weights = tmp_path / "best.pt"
     with pytest.raises(ExportError, match=r"^There is no checkpoint .*best\.pt\.$"):
         export_weights(weights, to=tmp_path / "a.safetensors", kind="safetensors")

@@ -10,26 +10,23 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
-import json
 import os
 import re
-import secrets
 import shutil
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 import nbformat
 from PIL import Image
 
-from kernel_tools import ports
-
 ROOT: Final = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.e2e.lab import READY, jupyterlab, wait_until  # noqa: E402
+
 COLOURS: Final = 128  # of a picture's palette: enough for text and curves, small for a repository
 CELLS: Final = {
     "connect": "%load_ext kernel_tools\n%remote_connect local",
@@ -45,9 +42,6 @@ CELLS: Final = {
 }
 # Cells whose output is a picture as soon as they have ended.
 SHOWN: Final = ("curves", "predictions", "evaluation")
-IDLE: Final = """() => { const panel = window.jupyterapp?.shell.currentWidget, context = panel?.context;
-  return !!context && context.isReady && context.sessionContext.isReady
-    && context.sessionContext.session?.kernel?.status === 'idle'; }"""
 RUN: Final = """index => { const app = window.jupyterapp, notebook = app.shell.currentWidget.content;
   notebook.activeCellIndex = index; notebook.deselectAll(); app.commands.execute('notebook:run-cell'); }"""
 
@@ -68,9 +62,9 @@ def main() -> None:
         spec = {"display_name": "Python 3", "language": "python", "name": "python3"}
         book = nbformat.v4.new_notebook(cells=cells, metadata={"kernelspec": spec})
         nbformat.write(book, project / "pictures.ipynb")
-        with jupyterlab(Path(folder), project) as url, browser_page() as page:
-            page.goto(url)
-            page.wait_for_function(IDLE, timeout=90_000)
+        with jupyterlab(Path(folder), project) as lab, browser_page() as page:
+            page.goto(f"{lab.url}/lab/tree/pictures.ipynb?token={lab.token}")
+            page.wait_for_function(READY, timeout=90_000)
             page.evaluate("window.jupyterapp.commands.execute('application:toggle-left-area')")
             take(page, options.to, half=max(1, options.epochs // 2))
 
@@ -91,7 +85,7 @@ def take(page: Any, to: Path, *, half: int) -> None:
             done = f"index => window.jupyterapp.shell.currentWidget.content.widgets[{index}]"
             done += ".model.executionCount > 0"
             page.wait_for_function(done, timeout=900_000)
-        page.wait_for_function(IDLE, timeout=900_000)
+        page.wait_for_function(READY, timeout=900_000)
         page.wait_for_timeout(1500)  # the browser draws it
         if name in SHOWN:
             save(cell.locator(".jp-OutputArea").first.screenshot(), to / f"{name}.png")
@@ -112,42 +106,6 @@ def _epoch(cell: Any) -> int:
 
 
 @contextlib.contextmanager
-def jupyterlab(folder: Path, project: Path) -> Iterator[str]:
-    """Start a JupyterLab that asks nobody anything; yield the notebook's address."""
-    (port,) = ports.free(1)
-    token = secrets.token_hex(16)
-    kinds = ("CONFIG_DIR", "DATA_DIR", "RUNTIME_DIR")
-    environ = {
-        **os.environ,
-        **{f"JUPYTER_{kind}": str(folder / kind) for kind in kinds},
-        "JUPYTERLAB_SETTINGS_DIR": str(folder / "settings"),
-        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
-        "IPYTHONDIR": str(folder / "ipython"),
-        "KERNEL_TOOLS_STATE_DIR": str(folder / "state"),
-        "KERNEL_TOOLS_IDLE_SECONDS": "5",
-        "PYTHONPATH": str(ROOT),
-    }
-    quiet = folder / "settings/@jupyterlab/apputils-extension/notification.jupyterlab-settings"
-    quiet.parent.mkdir(parents=True)
-    quiet.write_text(json.dumps({"fetchNews": "false", "checkForUpdates": False}), "utf-8")
-    command = [
-        sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--ip=127.0.0.1",
-        f"--port={port}", f"--IdentityProvider.token={token}", f"--ServerApp.root_dir={project}",
-        "--LabApp.extension_manager=readonly", "--LabApp.news_url=None",
-        "--LabApp.check_for_updates_class=jupyterlab.NeverCheckForUpdate",
-        "--LabApp.expose_app_in_browser=True",
-    ]  # fmt: skip
-    with (folder / "lab.log").open("wb") as log:
-        server = subprocess.Popen(command, env=environ, stdout=log, stderr=log)
-    try:
-        wait_until(lambda: _answers(f"http://127.0.0.1:{port}/api?token={token}"))
-        yield f"http://127.0.0.1:{port}/lab/tree/pictures.ipynb?token={token}"
-    finally:
-        server.terminate()
-        server.wait(60)
-
-
-@contextlib.contextmanager
 def browser_page() -> Iterator[Any]:
     """Open a page in Chromium, as wide as a laptop's half."""
     from playwright.sync_api import sync_playwright
@@ -158,27 +116,6 @@ def browser_page() -> Iterator[Any]:
         browser = play.chromium.launch(executable_path=chromium, args=switches)
         yield browser.new_page(viewport={"width": 1000, "height": 2000})
         browser.close()
-
-
-def wait_until(true: Callable[[], bool], *, seconds: float = 120.0) -> None:
-    """Wait for a condition.
-
-    Raises:
-        TimeoutError: it did not come true in time.
-    """
-    deadline = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > deadline:
-            raise TimeoutError("what was waited for did not come")
-        time.sleep(0.3)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=2):
-            return True
-    except OSError:
-        return False
 
 
 if __name__ == "__main__":

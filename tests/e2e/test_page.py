@@ -8,7 +8,8 @@ import nbconvert
 import nbformat
 import pytest
 
-from tests.e2e.conftest import ROOT, clipped
+from tests.e2e.conftest import clipped
+from tests.e2e.lab import ROOT
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 EVIL = "<img src=x onerror=alert(1)>"

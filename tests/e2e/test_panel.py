@@ -14,7 +14,8 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.e2e.conftest import clipped, command, open_notebook, pictures, run_cell, wait_until
+from tests.e2e.conftest import clipped, command, open_notebook, pictures, run_cell
+from tests.e2e.lab import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -230,7 +230,8 @@ def test_after_agent_and_watchdog_are_killed_one_contact_ends_the_rest(remote):
     os.kill(agent["pid"], signal.SIGSTOP)
     kill(agent["watchdog"]["pid"])
     kill(agent["pid"])
-    wait_until(lambda: not processes.alive(agent["pid"], agent["start_time"]))
+    for one in (agent, agent["watchdog"]):  # a signal takes its time
+        wait_until(lambda one=one: not processes.alive(one["pid"], one["start_time"]))
     document = remote.poll("buried")  # the only one
     assert (document["status"]["state"], document["agent_alive"]) == ("training", False)
     wait_until(lambda: not remote.all_processes("buried"), 60)

@@ -31,11 +31,12 @@ def test_the_end_of_a_rank_is_named(remote, fault, state, message, code):
     end = remote.wait_end(fault, 120)
     assert (end["state"], end["message"]) == (state, message)
     # Gloo's threads may abort a rank that raised, on its way out.
-    assert end["exit_code"] in ({code, -6} if fault == "raise" else {code})
+    aborted = {-6} if fault == "raise" else set()
+    assert end["exit_code"] in {code} | aborted
     assert "distributed=True world_size=2" in remote.text(fault, "train.log")
     ranks = remote.poll(fault)["agent"]["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1]
-    assert ranks[1]["exit_code"] == {"none": 0, "raise": 1, "kill": -9, "exit": 5}[fault]
+    assert ranks[1]["exit_code"] in {{"none": 0, "raise": 1, "kill": -9, "exit": 5}[fault]} | aborted
     assert remote.processes(fault) == []
     assert "torchelastic" not in os.listdir(remote.dir(fault))
 

@@ -7,9 +7,7 @@ goes on from; what arrived can be read from its start while the rest still comes
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import http.client
-import io
 import os
 import re
 import threading
@@ -17,11 +15,11 @@ import time
 from typing import Callable, Optional, Tuple, TypeVar
 
 from .errors import InputError, StopRequestedError
-from .partfile import Incoming, PartFile, discard
+from .partfile import PartFile, discard
 from .presigned import LINE_ERRORS, MOST_FAILURES, Line, RefusedError, describe_failure, wait_after
+from .readalong import ReadAlong, Reader
 
 _READ_BYTES = 256 << 10
-_HASH_BYTES = 1 << 20
 # A connection that brought so much before it broke was worth it: no pause before the next.
 _PROGRESS_BYTES = 64 << 10
 _STAGE_AGAIN = "launch again"
@@ -80,9 +78,9 @@ class Download:
         self._opened = threading.Event()
         self._ended = threading.Event()
         self._error: Optional[BaseException] = None
-        self._digest = hashlib.sha256()
         self._hashed: Optional[str] = None
         self._parts: Optional[PartFile] = None
+        self._along: Optional[ReadAlong] = None
         self._lines = [Line(url) for _ in range(max(1, connections))]
         if size_bytes is not None and sha256 is not None:
             self._lay(size_bytes, sha256)
@@ -109,7 +107,7 @@ class Download:
 
     def start(self) -> None:
         """Begin."""
-        for thread in (*self._threads, self._hasher):
+        for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
@@ -119,7 +117,10 @@ class Download:
         for line in self._lines:
             line.abort()
         for thread in (*self._threads, self._hasher):
-            thread.join(1.0)  # a line in a name lookup hears nothing; it is a daemon
+            if thread.ident is not None:
+                thread.join(1.0)  # a line in a name lookup hears nothing; it is a daemon
+        if self._along is not None and not self._hasher.is_alive():
+            self._along.close()
         if self._parts is not None and not any(thread.is_alive() for thread in self._threads):
             self._parts.close()
             if self._error is not None and not self._parts.have:
@@ -136,11 +137,13 @@ class Download:
         assert self._parts is not None
         return self._parts.size or 0
 
-    def stream(self) -> io.BufferedReader:
-        """Return the bytes as they come. Reading raises what ended the download."""
+    def stream(self) -> Reader:
+        """Return the bytes as they come, once. Reading raises what ended the download."""
         self._await(self._opened)
-        assert self._parts is not None
-        return io.BufferedReader(Incoming(self._parts, self._watch), _HASH_BYTES)
+        along = self._follow()
+        reader = along.reader(self._watch)
+        self._hasher.start()
+        return reader
 
     def finish(self) -> str:
         """Wait for all of it and return its SHA-256.
@@ -148,10 +151,14 @@ class Download:
         Raises:
             InputError: it cannot be had, or is not what was staged; then nothing is left of it.
         """
+        if self._along is None:
+            self._await(self._opened)
+            self._follow()
+            self._hasher.start()
         while self._hashed is None:
-            self._watch(0)
+            self._watch()
             self._hasher.join(0.1)
-        self._watch(0)
+        self._watch()
         if self._sha256 is not None and self._hashed != self._sha256:
             discard(self.part)
             raise InputError(
@@ -162,10 +169,15 @@ class Download:
 
     def _await(self, event: threading.Event) -> None:
         while not event.wait(0.1):
-            self._watch(0)
-        self._watch(0)
+            self._watch()
+        self._watch()
 
-    def _watch(self, _done: int) -> None:
+    def _follow(self) -> ReadAlong:
+        assert self._parts is not None
+        self._along = ReadAlong(self._parts, self._still_wanted)
+        return self._along
+
+    def _watch(self) -> None:
         if self._error is not None:
             raise self._error
         self._check(self.have)
@@ -207,26 +219,15 @@ class Download:
             line.abort()
 
     def _hash(self) -> None:
-        """Hash from the start on what is there without a gap."""
+        assert self._along is not None
         try:
-            self._opened.wait()
-            if self._parts is None:
-                return
-            with contextlib.closing(Incoming(self._parts, self._still_wanted)) as stream:
-                buffer = bytearray(_HASH_BYTES)
-                view = memoryview(buffer)
-                while True:
-                    count = stream.readinto(buffer)
-                    if not count:
-                        break
-                    self._digest.update(view[:count])
-            self._hashed = self._digest.hexdigest()
+            self._hashed = self._along.sha256()
         except StopRequestedError:
             pass
         except Exception as error:  # noqa: BLE001 - raised again by who waits
             self._fail(error)
 
-    def _still_wanted(self, _done: int) -> None:
+    def _still_wanted(self) -> None:
         if self._ended.is_set():
             raise StopRequestedError
 

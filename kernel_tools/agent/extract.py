@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import struct
 import zipfile
 import zlib
-from typing import IO, Callable, Iterator, Tuple, cast
+from io import BufferedReader
+from typing import IO, Callable, Iterator, Tuple, Union, cast
 
 from .errors import UnsafeArchiveError
+from .readalong import Reader
 from .unpack_writer import Bounds, Writer
 from .untar import untar
 from .unzip import unzip
@@ -55,7 +56,7 @@ def extract(
 
 
 def extract_stream(
-    stream: io.BufferedReader,
+    stream: Union[BufferedReader, Reader],
     folder: str,
     *,
     kind: str,
@@ -70,7 +71,7 @@ def extract_stream(
     with _refusing_damage():
         if kind == "tar":
             _expect(not start.startswith((b"\x1f\x8b", b"PK")), "a tar")
-            untar(stream, writer)
+            untar(cast("IO[bytes]", stream), writer)
         else:
             _expect(start.startswith(b"\x1f\x8b"), "a gzip-compressed tar")
             with gzip.GzipFile(fileobj=stream, mode="rb") as unzipped:

@@ -7,12 +7,11 @@ a killed process left is gone on from to the byte.
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import struct
 import threading
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 _HEADER_BYTES = 512
 _COUNT = struct.Struct("<Q")
@@ -157,42 +156,6 @@ class PartFile:
             count = _COUNT.unpack(field)[0] if len(field) == _COUNT.size else 0
             if count <= self._length(part) and part * self._part + count <= there:
                 self._counts[part] = count
-
-
-class Incoming(io.RawIOBase):
-    """The bytes of a `PartFile` from its start on, waiting for those that are still to come.
-
-    Args:
-        parts: where they arrive.
-        check: called while waiting and after each read with the bytes read so far; may raise.
-    """
-
-    def __init__(self, parts: PartFile, check: Callable[[int], None]) -> None:
-        super().__init__()
-        self._parts = parts
-        self._check = check
-        self._done = 0
-        self._stream = open(parts.path, "rb", buffering=0)  # noqa: SIM115 - closed with this
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while True:
-            self._check(self._done)
-            there = self._parts.wait_past(self._done) - self._done
-            if there > 0:
-                break
-            if self._parts.complete:
-                return 0
-        with memoryview(buffer) as view:
-            count = self._stream.readinto(view[: min(len(view), there)]) or 0
-        self._done += count
-        return count
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
 
 
 def discard(path: str) -> None:

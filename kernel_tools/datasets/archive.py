@@ -7,18 +7,18 @@ images do not shrink and a GPU host should not spend its time on gzip.
 from __future__ import annotations
 
 import fnmatch
-import functools
 import os
 import stat
 import tarfile
-import zipfile
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Final, cast
+from typing import BinaryIO, Final
 
+from kernel_tools.datasets.look import Look, Read, look_into
 from kernel_tools.datasets.refusals import (
+    NOTEBOOK_BYTES,
     check_member_name,
     is_notebook,
     refuse_credentials,
@@ -183,37 +183,33 @@ def inspect_archive(file: BinaryIO, *, kind: str, what: str, force: bool = False
     Raises:
         StagingError: it is damaged, of another kind than it says, empty, or holds what must not travel.
     """
-    names: list[str] = []
-    content_bytes = 0
-    try:
-        if kind == "zip":
-            with zipfile.ZipFile(file) as archive:
-                for item in archive.infolist():
-                    if not item.is_dir():
-                        names.append(item.filename)
-                        content_bytes += item.file_size
-                        if is_notebook(item.filename) and not force:
-                            read = functools.partial(archive.read, item)
-                            refuse_notebooks([(item.filename, item.file_size, read)])
-        else:
-            with tarfile.open(fileobj=file, mode="r|gz" if kind == "tar.gz" else "r|") as tar:
-                for member in tar:
-                    if not member.isdir():
-                        names.append(member.name)
-                        content_bytes += member.size
-                        if is_notebook(member.name) and member.isfile() and not force:
-                            file_in = cast("IO[bytes]", tar.extractfile(member))
-                            refuse_notebooks([(member.name, member.size, file_in.read)])
-    except (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, zlib.error) as error:
-        raise StagingError(
-            f"{what} is no sound {kind} archive: {error}.", hint="Pack or download it again."
-        ) from error
+    notebooks = _Notebooks(force=force)
+    look = Look(notebooks.wanted, notebooks.seen)
+    look_into(file, kind=kind, what=what, look=look)
+    names = look.names
     if not names:
         raise StagingError(f"{what} holds no file.")
     if not force:
         refuse_credentials(names)
     tops, root = roots_of(names)
-    return ArchiveFacts(kind, len(names), content_bytes, tops, root)
+    return ArchiveFacts(kind, len(names), look.content_bytes, tops, root)
+
+
+@dataclass(frozen=True, slots=True)
+class _Notebooks:
+    """Refuses those that hold outputs; those that are too large to be looked at count as such."""
+
+    force: bool
+
+    def wanted(self, name: str, size_bytes: int) -> bool:
+        if self.force or not is_notebook(name):
+            return False
+        if size_bytes > NOTEBOOK_BYTES:
+            refuse_notebooks([(name, size_bytes, bytes)])
+        return True
+
+    def seen(self, name: str, size_bytes: int, read: Read) -> None:
+        refuse_notebooks([(name, size_bytes, read)])
 
 
 def first_member(file: BinaryIO, *, kind: str, what: str) -> ArchiveFacts:

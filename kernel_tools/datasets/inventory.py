@@ -9,27 +9,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Final, Protocol, runtime_checkable
+from typing import Final
 
 from kernel_tools.datasets.reference import DatasetReference
 from kernel_tools.errors import ObjectNotFoundError, StagingError, StoreAuthError
 from kernel_tools.pushing import PREFIX as RUNS
 from kernel_tools.state import TERMINAL_STATES, RunState
-from kernel_tools.stores.base import HUB, MAX_EXPIRY_SECONDS, ObjectStore
+from kernel_tools.stores.base import HUB, MAX_EXPIRY_SECONDS, KeepsUnfinished, ObjectStore
 
 # $ for 10^9 bytes and a month: S3 Standard in us-east-1, its list price in 2025.
 DEFAULT_PRICE: Final = 0.023
-
-
-@runtime_checkable
-class KeepsUnfinished(Protocol):
-    """A store where a cut upload leaves parts that are listed nowhere and cost all the same."""
-
-    def unfinished(self, prefix: str = "") -> tuple[tuple[str, str, int], ...]:
-        """Return (key, the upload's id, bytes) of each."""
-
-    def abort_upload(self, key: str, upload_id: str) -> None:
-        """Remove one with its parts."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 The object's name is the hash of its bytes, so the source is read twice: once for the hash, which tells
 whether anything must be sent at all, and once for the upload, where the bytes are hashed again on their
-way and refused if they differ. The other way, an upload to a temporary key and a copy in the store, would
-send everything at every staging and leave something to clean up.
+way and refused if they differ. Where the store has nothing of that name yet and can name an object after
+it was sent, there is nothing to be saved by knowing the hash first, and one pass does it all.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Final, cast
 from urllib.parse import quote, unquote
 
 from kernel_tools.datasets.archive import (
@@ -30,9 +30,32 @@ from kernel_tools.datasets.reference import (
     check_root,
     name_from,
 )
-from kernel_tools.datasets.stream import VerifyingReader, blocks_of, file_blocks, hash_blocks
-from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
-from kernel_tools.stores.base import HUB, SHA256_KEY, ObjectInfo, ObjectStore, Progress, check_key
+from kernel_tools.datasets.stream import (
+    VerifyingReader,
+    blocks_of,
+    file_blocks,
+    files_fingerprint,
+    hash_blocks,
+)
+from kernel_tools.errors import (
+    InvalidArgumentError,
+    ObjectNotFoundError,
+    StagingError,
+    StoreError,
+)
+from kernel_tools.stores.base import (
+    HUB,
+    SHA256_KEY,
+    KeepsUnfinished,
+    NamesLater,
+    ObjectInfo,
+    ObjectStore,
+    Progress,
+    check_key,
+)
+
+# How the name of an object begins that was sent and has no name of its own yet.
+DRAFT: Final = "draft-"
 
 
 def stage(
@@ -61,7 +84,7 @@ def stage(
         sha256: what the archive must have.
         force: stage files that look like credentials; replace another object under `object_name`.
         dry_run: read and hash, but send and record nothing.
-        on_progress: bytes done, and in all (the bytes are counted twice: hashing, then sending).
+        on_progress: bytes done, and in all (counted twice where the hash is made first).
 
     Raises:
         InvalidArgumentError: arguments that do not go together.
@@ -108,6 +131,7 @@ class _Source:
     stem: str
     format: str
     size_bytes: int
+    fingerprint: Callable[[], str]
     hash: Callable[[Callable[[int], None]], tuple[str, int]]
     open: Callable[[], BinaryIO]
     facts: Callable[[], ArchiveFacts]
@@ -121,6 +145,7 @@ def _open_source(path: Path, *, force: bool) -> _Source:
             stem=path.resolve().name,
             format="tar",
             size_bytes=folder.size_bytes,
+            fingerprint=lambda: files_fingerprint(member.path for member in folder.members),
             hash=lambda tick: hash_blocks(blocks_of(folder.open()), on_bytes=tick),
             open=lambda: cast("BinaryIO", folder.open()),
             facts=lambda: folder.facts,
@@ -138,6 +163,7 @@ def _open_source(path: Path, *, force: bool) -> _Source:
         stem=archive_stem(path.name),
         format=kind,
         size_bytes=path.stat().st_size,
+        fingerprint=lambda: files_fingerprint([path]),
         hash=lambda tick: hash_blocks(file_blocks(path), on_bytes=tick),
         open=lambda: path.open("rb"),
         facts=facts,
@@ -162,13 +188,17 @@ def _upload(
         if on_progress is not None:
             on_progress(done, total)
 
+    name = name_from(source.stem) if name is None else name
+    if object_name is None and wanted is None and not dry_run:
+        sent = _upload_draft(source, store, name, expected_root, on_progress)
+        if sent is not None:
+            return sent
     digest, size_bytes = source.hash(tick)
     if wanted not in (None, digest):
         raise StagingError(
             f"{source.path} has the SHA-256 {digest}, not the one given.",
             hint="Download or pack it again, or give the right --sha256.",
         )
-    name = name_from(source.stem) if name is None else name
     key = object_name or _key(store, name, digest, source.format)
     there = store.stat(key) if store is not None else None
     if there is not None and (there.sha256, there.size_bytes) != (digest, size_bytes):
@@ -195,11 +225,75 @@ def _upload(
                 on_progress=lambda done, _: tick(size_bytes + done),
             )
     tick(total)
+    info = ObjectInfo(key, size_bytes, digest)
+    return _reference(source, store, info, name=name, root=root, facts=facts)
+
+
+def _upload_draft(
+    source: _Source,
+    store: ObjectStore | None,
+    name: str,
+    expected_root: str | None,
+    on_progress: Progress | None,
+) -> DatasetReference | None:
+    """Pack, hash and send in one pass; None where the hash should be known first.
+
+    That is so where the store holds something of this name, which most often is the same, and where it
+    cannot name an object that it has.
+    """
+    if store is None or not isinstance(store, NamesLater) or _holds(store, name):
+        return None
+    draft = f"datasets/{name}/{DRAFT}{source.fingerprint()}.{source.format}"
+    facts = source.facts()
+    root = expected_root or facts.root
+    if root is None:
+        raise _no_root(source.path.name, facts)
+
+    def key(digest: str) -> str:
+        if source.fingerprint() not in draft:
+            raise StagingError(
+                f"{source.path} changed while it was being uploaded; nothing was stored.",
+                hint="Stage again once nothing writes to it.",
+            )
+        return _key(store, name, digest, source.format)
+
+    try:
+        with source.open() as stream:
+            info = store.put_draft(
+                stream, draft, size_bytes=source.size_bytes, metadata=_facts_metadata(facts),
+                name=key, on_progress=on_progress,
+            )  # fmt: skip
+    except StoreError:
+        if _holds(store, name):
+            return None  # another process went on with the same draft, and was first
+        raise
+    return _reference(source, store, info, name=name, root=root, facts=facts)
+
+
+def _holds(store: ObjectStore, name: str) -> bool:
+    """True where the store has something of a data set, whole or begun, under a name with its hash."""
+    prefix = f"datasets/{name}/"
+    keys = [found.key for found in store.list(prefix)]
+    if isinstance(store, KeepsUnfinished):
+        keys += [key for key, _, _ in store.unfinished(prefix)]
+    return any(not key.startswith(prefix + DRAFT) for key in keys)
+
+
+def _reference(
+    source: _Source,
+    store: ObjectStore | None,
+    info: ObjectInfo,
+    *,
+    name: str,
+    root: str,
+    facts: ArchiveFacts,
+) -> DatasetReference:
+    assert info.sha256 is not None
     return DatasetReference(
         name=name,
-        object=key,
-        size_bytes=size_bytes,
-        sha256=digest,
+        object=info.key,
+        size_bytes=info.size_bytes,
+        sha256=info.sha256,
         expected_root=check_root(root),
         format=source.format,
         file_count=facts.file_count,
@@ -307,8 +401,11 @@ class _RangeReader(io.RawIOBase):
 
 def _metadata(digest: str, facts: ArchiveFacts) -> dict[str, str]:
     """What the next stager need not read the archive for. Header values are ASCII."""
+    return {SHA256_KEY: digest, **_facts_metadata(facts)}
+
+
+def _facts_metadata(facts: ArchiveFacts) -> dict[str, str]:
     return {
-        SHA256_KEY: digest,
         "format": facts.format,
         "file-count": str(facts.file_count),
         "content-bytes": str(facts.content_bytes),

@@ -168,18 +168,19 @@ class VerifyingReader(io.RawIOBase):
             self._hashed = -1
         return position
 
-    def read(self, size: int = -1) -> bytes:
-        block = self._source.read(size) or b""
+    def readinto(self, buffer: object) -> int:
+        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
+        count: int = self._source.readinto(view) or 0  # type: ignore[union-attr]
         if self._hashed < 0:
-            return block
-        self._digest.update(block)
-        self._hashed += len(block)
+            return count
+        self._digest.update(view[:count])
+        self._hashed += count
         if self._hashed >= self._size and self._digest.hexdigest() != self._sha256:
             raise StagingError(
                 f"{self._what} changed while it was being uploaded; nothing was stored.",
                 hint="Stage again once nothing writes to it.",
             )
-        return block
+        return count
 
 
 def blocks_of(stream: BinaryIO | io.RawIOBase) -> Iterator[bytes]:
@@ -212,6 +213,23 @@ def hash_blocks(
         if on_bytes is not None:
             on_bytes(done)
     return digest.hexdigest(), done
+
+
+def files_fingerprint(paths: Iterable[Path]) -> str:
+    """Return 32 hexadecimal digits that differ once a file's path, size or time of change does.
+
+    Raises:
+        StagingError: one of them is gone.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        try:
+            found = path.stat()
+        except OSError as error:
+            raise StagingError(f"{path} cannot be read: {error.strerror}.") from error
+        line = f"{path.absolute()}\0{found.st_size}\0{found.st_mtime_ns}\0"
+        digest.update(line.encode("utf-8", "surrogateescape"))
+    return digest.hexdigest()[:32]
 
 
 def _ahead(blocks: Iterator[bytes]) -> Iterator[bytes]:

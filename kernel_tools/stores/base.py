@@ -14,6 +14,8 @@ from kernel_tools.errors import InvalidArgumentError
 MAX_EXPIRY_SECONDS: Final = 7 * 24 * 3600
 # The key of an object's user metadata that holds the SHA-256 of its bytes.
 SHA256_KEY: Final = "sha256"
+# The same where the hash was not known when the object was begun: which hash its name has.
+NAMED_BY_KEY: Final = "named-by"
 # The `name` of a store that is a repository of the hub; its bucket is `ORG/REPO`.
 HUB: Final = "hf"
 
@@ -105,6 +107,59 @@ class ObjectStore(Protocol):
             StoreError: the store has no such URLs, as the hub has none.
         """
         ...
+
+
+@runtime_checkable
+class KeepsUnfinished(Protocol):
+    """A store where a cut upload leaves parts that are listed nowhere and cost all the same."""
+
+    def unfinished(self, prefix: str = "") -> tuple[tuple[str, str, int], ...]:
+        """Return (key, the upload's id, bytes) of each."""
+        ...
+
+    def abort_upload(self, key: str, upload_id: str) -> None:
+        """Remove one with its parts."""
+        ...
+
+
+@runtime_checkable
+class NamesLater(Protocol):
+    """A store that can be sent an object whose name is not known before its last byte was read."""
+
+    def put_draft(
+        self,
+        source: BinaryIO,
+        draft: str,
+        *,
+        size_bytes: int,
+        metadata: Mapping[str, str],
+        name: Callable[[str], str],
+        on_progress: Progress | None = None,
+    ) -> ObjectInfo:
+        """Upload under `draft`, hashed on the way, and rename it then.
+
+        What was sent before a cut stays for the next call with the same draft to go on from.
+
+        Args:
+            source: read to its end, once.
+            draft: the key until then. It stands for the files that the object is made of.
+            size_bytes: what the source holds.
+            metadata: of the object.
+            name: called with the SHA-256 after the last byte; returns the key, which must end in
+                `<sha256>.<format>`. What it raises leaves nothing in the store.
+            on_progress: as for `put`.
+
+        Returns:
+            The object. Where another process was first to give that name, its object.
+        """
+        ...
+
+
+def sha256_of(key: str, metadata: Mapping[str, str]) -> str | None:
+    """Return the SHA-256 that an object's metadata tell, or the name that `put_draft` gave it."""
+    if metadata.get(NAMED_BY_KEY) == SHA256_KEY:
+        return key.rpartition("/")[2].partition(".")[0]
+    return metadata.get(SHA256_KEY)
 
 
 def check_expiry(expires_seconds: int) -> int:

@@ -23,7 +23,8 @@ from kernel_tools.errors import MissingDependencyError, StoreError
 from kernel_tools.services import Service, ServiceOrder
 from kernel_tools.settings import state_dir as default_state_dir
 from kernel_tools.stores.client import DEFAULT_REGION
-from kernel_tools.stores.s3 import DEFAULT_BUCKET, S3Store
+from kernel_tools.stores.drafts import DraftStore
+from kernel_tools.stores.s3 import DEFAULT_BUCKET
 
 NAME: Final = "store"
 # The listeners of `weed mini`, each with HTTP at `port` and gRPC at `port + GRPC_OFFSET`. The offset is
@@ -45,8 +46,8 @@ _TLS_GRPC: Final = (
 _TLS_HTTP: Final = ("client", "volume", "master", "filer", "admin")
 
 
-class LocalStore(S3Store):
-    """`S3Store` over the embedded SeaweedFS, with this process's lease on it."""
+class LocalStore(DraftStore):
+    """`DraftStore` over the embedded SeaweedFS, with this process's lease on it."""
 
     def __init__(self, service: Service, *, bucket: str = DEFAULT_BUCKET) -> None:
         super().__init__(

@@ -24,7 +24,14 @@ from kernel_tools.redact import register_secret
 from kernel_tools.settings import Secret, Settings
 from kernel_tools.stores import multipart
 from kernel_tools.stores.arrival import arriving
-from kernel_tools.stores.base import SHA256_KEY, ObjectInfo, Progress, check_expiry, check_key
+from kernel_tools.stores.base import (
+    SHA256_KEY,
+    ObjectInfo,
+    Progress,
+    check_expiry,
+    check_key,
+    sha256_of,
+)
 from kernel_tools.stores.client import (
     DEFAULT_REGION,
     READ_SECONDS,
@@ -35,6 +42,8 @@ from kernel_tools.stores.client import (
 from kernel_tools.stores.failures import no_object, translated
 
 DEFAULT_BUCKET: Final = "dataset"
+# How often uploads may end while they are being listed.
+_LISTINGS: Final = 20
 
 
 class S3Store:
@@ -127,22 +136,11 @@ class S3Store:
                 )
         if size_bytes is None:
             raise StoreError(f"The size of the stream for {key} must be given.")
-        self._ensure_bucket()
         metadata = dict(metadata or {})
-        upload = multipart.Upload(
-            self._client,
-            bucket=self.bucket,
-            key=key,
-            size_bytes=size_bytes,
-            headers=_headers(metadata),
-            # Only of a key that names its content can what another process began be gone on with.
-            resumable=_names_its_content(key, metadata),
-            checked=not self._on_this_machine,
-            on_progress=on_progress,
-        )
         try:
-            with self._translated(key):
-                _run_interruptibly(lambda: upload.send(source), upload.cancel)
+            # Only of a key that names its content can what another process began be gone on with.
+            resumable = _names_its_content(key, metadata)
+            self._send(source, key, size_bytes, metadata, on_progress, resumable=resumable)
         except StoreError:
             there = self.stat(key) if _names_its_content(key, metadata) else None
             if there is None or (there.sha256, there.size_bytes) != (
@@ -163,7 +161,7 @@ class S3Store:
             return None
         metadata = _user_metadata(found.metadata or {})
         return ObjectInfo(
-            key, int(found.size or 0), metadata.get(SHA256_KEY), metadata, found.last_modified
+            key, int(found.size or 0), sha256_of(key, metadata), metadata, found.last_modified
         )
 
     def get(
@@ -253,8 +251,7 @@ class S3Store:
         try:
             with self._translated(prefix):
                 return tuple(
-                    (one.key, one.upload_id, one.size_bytes)
-                    for one in multipart.unfinished(self._client, self.bucket, prefix)
+                    (one.key, one.upload_id, one.size_bytes) for one in self._unfinished(prefix)
                 )
         except ObjectNotFoundError:
             return ()
@@ -265,6 +262,31 @@ class S3Store:
             multipart.abort(self._client, self.bucket, multipart.Unfinished(key, upload_id))
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        source: BinaryIO,
+        key: str,
+        size_bytes: int,
+        metadata: Mapping[str, str],
+        on_progress: Progress | None,
+        *,
+        resumable: bool,
+    ) -> str:
+        """Upload a stream; return the object's ETag."""
+        self._ensure_bucket()
+        upload = multipart.Upload(
+            self._client,
+            bucket=self.bucket,
+            key=key,
+            size_bytes=size_bytes,
+            headers=_headers(metadata),
+            resumable=resumable,
+            checked=not self._on_this_machine,
+            on_progress=on_progress,
+        )
+        with self._translated(key):
+            return _run_interruptibly(lambda: upload.send(source), upload.cancel)
 
     def _presign(self, method: str, key: str, query: dict[str, str], expires_seconds: int) -> str:
         expires = timedelta(seconds=check_expiry(expires_seconds))
@@ -278,6 +300,18 @@ class S3Store:
                     extra_query_params=query,
                 )
             )
+
+    def _unfinished(self, prefix: str) -> tuple[multipart.Unfinished, ...]:
+        from minio.error import S3Error
+
+        for _ in range(_LISTINGS):
+            try:
+                return tuple(multipart.unfinished(self._client, self.bucket, prefix))
+            except S3Error as error:
+                if error.code != "NoSuchUpload":
+                    raise
+            # One was ended between the list and the question for its parts: list anew.
+        return tuple(multipart.unfinished(self._client, self.bucket, prefix))
 
     def _ensure_bucket(self) -> None:
         if self._bucket_is_there:
@@ -302,13 +336,14 @@ class S3Store:
         )
 
 
-def _run_interruptibly(work: Callable[[], None], cancel: Callable[[], None]) -> None:
+def _run_interruptibly(work: Callable[[], str], cancel: Callable[[], None]) -> str:
     """Run `work` in a thread, so that Ctrl-C here can end it in order and no half of an object is left."""
     failure: list[BaseException] = []
+    result: list[str] = []
 
     def run() -> None:
         try:
-            work()
+            result.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
             failure.append(error)
 
@@ -323,6 +358,7 @@ def _run_interruptibly(work: Callable[[], None], cancel: Callable[[], None]) -> 
         raise
     if failure:
         raise failure[0]
+    return result[0]
 
 
 def _headers(metadata: Mapping[str, str]) -> dict[str, str]:

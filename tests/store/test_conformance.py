@@ -153,11 +153,14 @@ class Failing(io.RawIOBase):
     def __init__(self, good: int) -> None:
         self.left = good
 
-    def read(self, size: int = -1) -> bytes:
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray) -> int:
         if self.left <= 0:
             raise OSError("the cable is out")
-        self.left -= size
-        return bytes(size)
+        self.left -= len(buffer)
+        return len(buffer)
 
 
 @pytest.mark.parametrize("good", [0, PART_BYTES, 2 * PART_BYTES])

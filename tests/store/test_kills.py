@@ -17,6 +17,7 @@ import pytest
 from kernel_tools.datasets import stage
 from kernel_tools.errors import StoreError
 from kernel_tools.stores import multipart
+from kernel_tools.stores.drafts import DraftStore
 from kernel_tools.stores.local import LocalStore
 from kernel_tools.stores.s3 import S3Store
 from tests.fakes.relay import Relay, relay_to
@@ -32,11 +33,15 @@ from pathlib import Path
 from kernel_tools.datasets import stage
 from kernel_tools.settings import load_settings
 from kernel_tools.stores import multipart
+from kernel_tools.stores.drafts import DraftStore
 from kernel_tools.stores.s3 import S3Store
 multipart.PART_BYTES = {PART_BYTES}
-folder, project = map(Path, sys.argv[1:])
-stage(folder, store=S3Store.from_settings(load_settings(project)), project_dir=project)
+folder, project = map(Path, sys.argv[1:3])
+kind = {{"s3": S3Store, "draft": DraftStore}}[sys.argv[3]]
+stage(folder, store=kind.from_settings(load_settings(project)), project_dir=project)
 """
+# Whether the hash is made first, or as the bytes are sent.
+KINDS = {"s3": S3Store, "draft": DraftStore}
 
 
 @pytest.fixture(autouse=True)
@@ -59,9 +64,9 @@ def relay(store: LocalStore) -> Iterator[Relay]:
         yield relay
 
 
-def through(relay: Relay, store: LocalStore) -> S3Store:
+def through(relay: Relay, store: LocalStore, kind: str = "s3") -> S3Store:
     keys = store.service.secrets
-    return S3Store(
+    return KINDS[kind](
         relay.endpoint,
         access_key=keys["access_key"],
         secret_key=keys["secret_key"],
@@ -69,7 +74,7 @@ def through(relay: Relay, store: LocalStore) -> S3Store:
     )
 
 
-def kill_at(moment_bytes: int, folder: Path, relay: Relay, store: LocalStore) -> None:
+def kill_at(moment_bytes: int, folder: Path, relay: Relay, store: LocalStore, kind: str) -> None:
     """Stage in a process of its own, and kill it when so much has gone up."""
     keys = store.service.secrets
     environment = {
@@ -80,7 +85,7 @@ def kill_at(moment_bytes: int, folder: Path, relay: Relay, store: LocalStore) ->
         "MINIO_SECRET_KEY": keys["secret_key"].reveal(),
         "MINIO_BUCKET": store.bucket,
     }
-    words = [sys.executable, "-c", STAGE, str(folder), str(folder.parent / "project")]
+    words = [sys.executable, "-c", STAGE, str(folder), str(folder.parent / "project"), kind]
     with subprocess.Popen(words, env=environment) as child:
         relay.wait_for_bytes(moment_bytes, or_until=lambda: child.poll() is not None, seconds=60)
         child.kill()
@@ -96,21 +101,24 @@ def settled_parts(store: LocalStore) -> int:
     return seen
 
 
-def check_kills(store: LocalStore, folder: Path, relay: Relay, *, seed: int, count: int) -> None:
+def check_kills(
+    store: LocalStore, folder: Path, relay: Relay, kind: str, *, seed: int, count: int
+) -> None:
     chance = random.Random(seed)
     whole = DATA_BYTES
     for number in range(count):
         moment = chance.randrange(whole + TALK_BYTES)
         relay.up_bytes = 0
-        kill_at(moment, folder, relay, store)
+        kill_at(moment, folder, relay, store, kind)
         listed = list(store.list())
         held = whole if listed else settled_parts(store)
 
         relay.up_bytes = 0
-        mine = through(relay, store)
+        mine = through(relay, store, kind)
         reference = stage(folder, store=mine, project_dir=folder.parent / "project")
         for found in listed:  # before the second call: under the right name only the right bytes
-            assert (found.key, found.size_bytes) == (reference.object, reference.size_bytes)
+            assert found.size_bytes == reference.size_bytes
+            assert found.key == reference.object or found.key.startswith("datasets/coins/draft-")
         told = f"seed {seed}, kill {number} at {moment} bytes, {held} held"
         assert relay.up_bytes <= reference.size_bytes - held + PART_BYTES + TALK_BYTES, told
         data = store.read_range(reference.object, offset=0, length=reference.size_bytes + 1)
@@ -119,18 +127,70 @@ def check_kills(store: LocalStore, folder: Path, relay: Relay, *, seed: int, cou
         assert info is not None
         assert info.sha256 == reference.sha256, told
         assert store.unfinished() == (), told
+        assert [found.key for found in store.list()] == [reference.object], told
         store.remove(reference.object)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 def test_killed_anywhere_the_next_call_sends_only_what_is_missing(
-    store: LocalStore, folder: Path, relay: Relay
+    store: LocalStore, folder: Path, relay: Relay, kind: str
 ) -> None:
-    check_kills(store, folder, relay, seed=1, count=4)
+    check_kills(store, folder, relay, kind, seed=1, count=3)
 
 
 @pytest.mark.campaign
-def test_killed_at_fifty_moments(store: LocalStore, folder: Path, relay: Relay) -> None:
-    check_kills(store, folder, relay, seed=2, count=50)
+@pytest.mark.parametrize("kind", KINDS)
+def test_killed_at_fifty_moments(store: LocalStore, folder: Path, relay: Relay, kind: str) -> None:
+    check_kills(store, folder, relay, kind, seed=2, count=50)
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["same", "changed"])
+def test_a_draft_that_never_got_its_name_is_used_where_it_is_right(
+    store: LocalStore, folder: Path, relay: Relay, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    class KilledError(BaseException):
+        pass
+
+    def killed(*_: object, **__: object) -> bool:
+        raise KilledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DraftStore, "_rename", killed)
+        with pytest.raises(KilledError):
+            stage(folder, store=store, project_dir=folder.parent / "project")
+    (draft,) = store.list()
+    if changed:  # with the size and the time that it had
+        path = folder / "all.bin"
+        before = path.stat()
+        with path.open("r+b") as file:
+            file.write(b"other")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    mine = through(relay, store, "draft")
+    reference = stage(folder, store=mine, project_dir=folder.parent / "project")
+
+    assert draft.key.startswith("datasets/coins/draft-")
+    assert [found.key for found in store.list()] == [reference.object]
+    assert (relay.up_bytes < TALK_BYTES) is not changed
+    data = store.read_range(reference.object, offset=0, length=reference.size_bytes)
+    assert hashlib.sha256(data).hexdigest() == reference.sha256
+
+
+def test_a_name_that_was_given_meanwhile_stays_with_its_object(
+    store: LocalStore, folder: Path
+) -> None:
+    first = stage(folder, store=store, project_dir=folder.parent / "project")
+    info = store.stat(first.object)
+    assert info is not None
+
+    with (folder / "all.bin").open("rb") as source:
+        again = store.put_draft(
+            source, "datasets/coins/draft-1.tar", size_bytes=DATA_BYTES, metadata={},
+            name=lambda _: first.object,
+        )  # fmt: skip
+
+    assert again == info
+    assert [found.key for found in store.list()] == [first.object]
 
 
 def test_a_cut_line_leaves_what_was_sent_for_the_next_call(

@@ -67,7 +67,16 @@ def uploads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             sent.append(key)
         return put(self, source, key, **options)
 
+    put_draft = LocalStore.put_draft
+
+    def counting_drafts(self: LocalStore, *arguments: Any, **options: Any) -> Any:
+        sent.append("draft")
+        info = put_draft(self, *arguments, **options)
+        sent[-1] = info.key
+        return info
+
     monkeypatch.setattr(LocalStore, "put", counting)
+    monkeypatch.setattr(LocalStore, "put_draft", counting_drafts)
     return sent
 
 
@@ -140,7 +149,7 @@ def test_the_same_content_is_never_sent_twice(
 
 
 def test_progress_grows_to_its_end(store: LocalStore, project: Path, folder: Path) -> None:
-    for _ in range(2):  # sent, then found
+    for passes in (1, 2):  # hashed as it is sent; hashed, and found
         seen: list[tuple[int, int]] = []
         reference = stage(
             folder,
@@ -150,8 +159,8 @@ def test_progress_grows_to_its_end(store: LocalStore, project: Path, folder: Pat
         )
         done = [step[0] for step in seen]
         assert done == sorted(done)
-        assert {total for _, total in seen} == {2 * reference.size_bytes}
-        assert done[-1] == 2 * reference.size_bytes
+        assert {total for _, total in seen} == {passes * reference.size_bytes}
+        assert done[-1] == passes * reference.size_bytes
 
 
 def test_the_project_remembers_it_by_name(store: LocalStore, project: Path, folder: Path) -> None:
@@ -178,15 +187,25 @@ def test_a_dry_run_says_all_and_sends_nothing(
     assert stage(folder, store=None, project_dir=project, dry_run=True).sha256 == planned.sha256
 
 
-def test_content_that_changes_between_hash_and_upload_leaves_no_object(
-    store: LocalStore, project: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("known", [False, True], ids=["first", "another is there"])
+def test_content_that_changes_on_its_way_leaves_no_object(
+    store: LocalStore,
+    project: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    known: bool,
 ) -> None:
+    if known:  # then it is hashed, and read once more to be sent
+        stage(folder, store=store, project_dir=project)
+        (folder / "data.yaml").write_text("names: [euro]\n")
+    there = [found.key for found in store.list()]
+    registered = DatasetRegistry(project).names()
     reading = FolderArchive.open
     passes: list[int] = []
 
     def changing(self: FolderArchive) -> Any:
         passes.append(1)
-        if len(passes) == 2:
+        if len(passes) == (2 if known else 1):
             (folder / "data.yaml").write_text("names: [cent]\n")  # the same size
         return reading(self)
 
@@ -194,8 +213,9 @@ def test_content_that_changes_between_hash_and_upload_leaves_no_object(
     with pytest.raises(StagingError, match="changed while it was being uploaded"):
         stage(folder, store=store, project_dir=project)
 
-    assert list(store.list()) == []
-    assert DatasetRegistry(project).names() == ()
+    assert [found.key for found in store.list()] == there
+    assert store.unfinished() == ()
+    assert DatasetRegistry(project).names() == registered
 
 
 @pytest.mark.parametrize("name", [".env", "certificate.pem", "id_ed25519", "kaggle.json"])
@@ -284,7 +304,7 @@ def test_an_archive_that_is_none_is_refused(
 ) -> None:
     (tmp_path / name).write_bytes(os.urandom(20_000))
 
-    with pytest.raises(StagingError, match="no sound"):
+    with pytest.raises(StagingError, match="no sound|is no tar archive"):
         stage(tmp_path / name, store=store, project_dir=project)
     assert list(store.list()) == []
 

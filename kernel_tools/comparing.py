@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 
 def comparison(runs: KnownRuns, run_ids: Sequence[str], *, on: str | None) -> Comparison:
-    """Return runs beside each other: those named, or all of the session.
+    """Return runs beside each other: those named, or all trainings and programs of the session.
 
     Raises:
         InvalidArgumentError: they are fewer than two.
         RunNotFoundError: there is no such run.
     """
-    wanted = dict.fromkeys(runs.complete(run_id) for run_id in run_ids or runs.ids)
+    named = run_ids or [run_id for run_id in runs.ids if not _judges(runs.get(run_id).record)]
+    wanted = dict.fromkeys(runs.complete(run_id) for run_id in named)
     if len(wanted) < 2:
         raise InvalidArgumentError(
             "two runs or more are needed to compare them.", hint="%remote_runs lists the runs."
@@ -40,6 +41,11 @@ def comparison(runs: KnownRuns, run_ids: Sequence[str], *, on: str | None) -> Co
         ended = None if run_id in runs.ids else kept(runs.project.registry, run_id)
         found.append(ended or compared(runs.get(run_id, on=on)))
     return Comparison(tuple(found))
+
+
+def _judges(record: RunRecord) -> bool:
+    """True for a run that looks at another's weights: beside trainings it has nothing to compare."""
+    return record.argv[:2] == ("-m", "detector") and "train" not in record.argv[:3]
 
 
 def compared(run: Run) -> Compared:

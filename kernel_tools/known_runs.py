@@ -231,15 +231,11 @@ class KnownRuns:
 
     def _renew_links(self, run: Run, connection: Connection) -> None:
         """Sign the links that the run pushes by anew, while there is contact and when it is time."""
-        from kernel_tools.pushing import Renewal, life_seconds
+        from kernel_tools.pushing import Renewal
 
-        renewal = Renewal(
-            lambda: self._storage.store(connection.name),
-            connection,
-            run.id,
-            life=life_seconds(None),
-        )
+        renewal = Renewal(lambda: self._storage.store(connection.name), connection, run.id)
         run.subscribe(renewal)
+        renewal(run.snapshot)  # one that has ended already changes no more
 
 
 def _listed(connection: Connection) -> list[Mapping[str, Any]]:

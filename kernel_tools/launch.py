@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError
+from kernel_tools.interrupts import without_frames
 from kernel_tools.job import (
     JobSpec,
     Limits,
@@ -32,6 +33,7 @@ from kernel_tools.run import Run
 from kernel_tools.settings import Settings
 from kernel_tools.source import source_state
 from kernel_tools.stores.base import HUB
+from kernel_tools.stores.hub import parse_place
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
@@ -67,6 +69,7 @@ class LaunchOptions:
         max_restarts: how often a trainer that crashed is started again, from its last checkpoint.
         push: whether its files go to the store; None: where a store is configured, or data comes from one.
         push_epochs, push_minutes: how often, besides at every best and at the end.
+        push_to: `hf://ORG/REPO`: the weights go to this model repository of the hub at the end.
         name: part of the run id (default: the configuration's name).
     """
 
@@ -84,6 +87,7 @@ class LaunchOptions:
     push: bool | None = None
     push_epochs: int = 1
     push_minutes: float = 10.0
+    push_to: str | None = None
     name: str | None = None
 
     @classmethod
@@ -111,6 +115,14 @@ class LaunchOptions:
             )
         self.limits()
         self.push_policy()
+        self.hub_place()
+
+    def hub_place(self) -> Mapping[str, Any] | None:
+        """Return the value of `job.json`'s `hub`, checked."""
+        if self.push_to is None:
+            return None
+        repository, path = parse_place(self.push_to)
+        return {"repository": repository, "path": path}
 
     def push_policy(self) -> PushPolicy:
         """Return when files go to the store, checked."""
@@ -159,6 +171,11 @@ class LaunchPlan:
                     else ()
                 ),
                 *(f"would use: {one['object']} as {one['dest']}" for one in self.job.inputs),
+                *(
+                    [f"would push the weights to: hf://{self.job.hub['repository']}"]
+                    if self.job.hub
+                    else ()
+                ),
             )
         )
 
@@ -229,6 +246,7 @@ def plan_launch(request: LaunchRequest, *, project_dir: Path) -> LaunchPlan:
     return LaunchPlan(_job(request, inputs), _plan_sync(request, project_dir))
 
 
+@without_frames
 def launch(
     request: LaunchRequest,
     *,
@@ -344,6 +362,7 @@ def _job(
         resume=None if request.resume is None else request.resume.to_json(run_id),
         status_dir=request.status_dir,
         push=options.push_policy().to_json() if pushes else None,
+        hub=options.hub_place(),
         checkpoint_bytes=request.checkpoint_bytes * KEPT_CHECKPOINTS,
     )
 

@@ -97,6 +97,11 @@ class Launcher:
         report: Report,
     ) -> Run | LaunchPlan:
         """Look at the weights of `run` (default: the last one), as `Session.evaluate` says."""
+        if asked.options.push_to is not None:
+            raise InvalidArgumentError(
+                f"detector {asked.command} writes no weights that could go to {asked.options.push_to}.",
+                hint="%remote_fetch RUN --push-to puts those of the run that trained there.",
+            )
         source = trained(self._runs, run, on=on) if run is not None or asked.needs_run else None
         connection = self._connections.of(source, on)
         references = self._storage.references(datasets)

@@ -1,11 +1,13 @@
 """What a run needs to push its files to a store without keys: objects, presigned URLs, their renewal.
 
 Signed at launch for max-hours and a day, seven days at most; signed anew at contact when half of that is
-over or the parted uploads are used up. The agent's side is `agent/targets.py`.
+over or the parted uploads are used up. What was begun in parts and never used goes when the run has ended.
+The agent's side is `agent/targets.py`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import threading
 import time
@@ -15,7 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
 from kernel_tools.errors import InvalidArgumentError, KernelToolsError
-from kernel_tools.stores.base import MAX_EXPIRY_SECONDS, ObjectStore
+from kernel_tools.stores.base import MAX_EXPIRY_SECONDS, KeepsUnfinished, ObjectStore
 
 if TYPE_CHECKING:
     from kernel_tools.connection import Connection
@@ -180,6 +182,7 @@ def sign_targets(
     return {
         "schema_version": 1,
         "expires_at": (now + dt.timedelta(seconds=expires_seconds)).isoformat(),
+        "life_seconds": expires_seconds,
         "part_bytes": PART_BYTES,
         "manifest": manifest,
         "slots": {path: [one.result() for one in row] for path, row in slots.items()},
@@ -190,11 +193,13 @@ def sign_targets(
 class Renewal:
     """Signs a run's URLs anew when contact with it shows that it is time; a subscriber of a run.
 
+    They are signed for as long as at the launch, which the run itself tells. Once it has ended, what was
+    begun for it in parts and not used is removed.
+
     Args:
         store: returns the store, when it is needed.
         connection: the way to the run's machine.
         run_id: the run.
-        life: of the URLs, in seconds.
     """
 
     def __init__(
@@ -203,25 +208,35 @@ class Renewal:
         connection: Connection,
         run_id: str,
         *,
-        life: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._store = store
         self._connection = connection
         self._run_id = run_id
-        self._life = life
         self._clock = clock
         self._next = 0.0
+        self._cleared = False
 
     def __call__(self, snapshot: RunSnapshot) -> None:
         """Renew in a thread of its own, if it is time; what fails is tried again later."""
-        if snapshot.contact.kind != "live" or not self.due(snapshot):
+        if snapshot.contact.kind != "live":
             return
-        self._next = self._clock() + RENEW_PAUSE_SECONDS
-        largest = largest_pushed(snapshot)
-        threading.Thread(
-            target=self._renew_quietly, args=(largest,), name=f"renew {self._run_id}", daemon=True
-        ).start()
+        if snapshot.terminal:
+            if not self._cleared and self.may_clear(snapshot):
+                self._cleared = True
+                self._aside(lambda: clear_unused(self._store(), self._run_id))
+            return
+        if self.due(snapshot):
+            self._next = self._clock() + RENEW_PAUSE_SECONDS
+            largest, life = largest_pushed(snapshot), life_told(snapshot)
+            self._aside(lambda: self.renew(largest, life))
+
+    def may_clear(self, snapshot: RunSnapshot) -> bool:
+        """Return whether uploads in parts may be left, and nobody is pushing any more."""
+        told = (snapshot.agent or {}).get("push") or {}
+        begun = bool(told.get("uploads_left")) or largest_pushed(snapshot) > PART_BYTES
+        # The agent's last word, and not what was concluded from its silence.
+        return begun and snapshot.status.get("phase") == "done"
 
     def due(self, snapshot: RunSnapshot) -> bool:
         """Return whether the run's URLs are to be signed anew."""
@@ -234,25 +249,50 @@ class Renewal:
         left = dt.datetime.fromisoformat(expires).timestamp() - self._clock()
         largest = largest_pushed(snapshot)
         # Before the first checkpoint nobody knows how many parts it takes better than the launch did.
-        least = self._life / 2 if largest else min(self._life, DAY_SECONDS) / 2
+        life = life_told(snapshot)
+        least = life / 2 if largest else min(life, DAY_SECONDS) / 2
         return left < least or (largest > PART_BYTES and not told.get("uploads_left"))
 
-    def renew(self, largest_bytes: int) -> None:
+    def renew(self, largest_bytes: int, life_seconds: int) -> None:
         """Sign anew and lay the URLs where the agent looks before each push.
 
         Raises:
-            StoreError, KernelError: what the name says.
+            StoreError, KernelError, AgentError: what the name says.
         """
         signed = sign_targets(
-            self._store(), self._run_id, expires_seconds=self._life, largest_bytes=largest_bytes
+            self._store(), self._run_id, expires_seconds=life_seconds, largest_bytes=largest_bytes
         )
         self._connection.put_secrets(f"{self._run_id}.push", signed)
+        # A run that has ended meanwhile would never look, and the links would stay.
+        self._connection.call("renewed", run_id=self._run_id)
 
-    def _renew_quietly(self, largest_bytes: int) -> None:
-        try:
-            self.renew(largest_bytes)
-        except KernelToolsError:
-            return  # the next contact tries again; the run itself says when a push fails
+    def _aside(self, action: Callable[[], object]) -> None:
+        def quietly() -> None:
+            # The next contact tries again; the run itself says when a push fails.
+            with contextlib.suppress(KernelToolsError):
+                action()
+
+        threading.Thread(target=quietly, name=f"renew {self._run_id}", daemon=True).start()
+
+
+def clear_unused(store: ObjectStore, run_id: str) -> int:
+    """Remove what was begun in parts for a run that has ended, and never completed; return how many.
+
+    Raises:
+        StoreError: it does not answer, or does not let these keys do it.
+    """
+    if not isinstance(store, KeepsUnfinished):
+        return 0
+    left = store.unfinished(key_of(run_id, ""))
+    for key, upload_id, _ in left:
+        store.abort_upload(key, upload_id)
+    return len(left)
+
+
+def life_told(snapshot: RunSnapshot) -> int:
+    """Return for how long a run's URLs were signed, in seconds; seven days where it does not tell."""
+    told = (snapshot.agent or {}).get("push") or {}
+    return int(told.get("life_seconds") or MAX_EXPIRY_SECONDS)
 
 
 def largest_pushed(snapshot: RunSnapshot) -> int:

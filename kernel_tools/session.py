@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kernel_tools.datasets.inventory import Inventory
     from kernel_tools.datasets.reference import DatasetReference
     from kernel_tools.kernels.base import CellOutput
+    from kernel_tools.preflight import RemoteInfo
     from kernel_tools.receipt import Receipt
     from kernel_tools.sync import SyncPlan, SyncReport
     from kernel_tools.views.compare import Comparison
@@ -121,6 +122,30 @@ class Session:
         for run in self._runs.on(connection):
             run.detach()
         return self._connections.let_go(connection, running=running)
+
+    def info(self, *, datasets: Sequence[str] | None = None, on: str | None = None) -> RemoteInfo:
+        """Ask what a remote can do, before anything is paid for; it changes nothing there.
+
+        Cards and whether each computes, versions, memory, disk and what to rent, clocks, and whether the
+        store can be reached from there. What is not well is a row of the answer, not an error.
+
+        Args:
+            datasets: references that a run is to have (default: all that this project has staged).
+            on: the connection's name.
+
+        Raises:
+            NotConnectedError: there is no connection.
+            KernelError, AgentError: there is no answer.
+        """
+        from kernel_tools import preflight
+
+        connection = self.connection(on)
+        return preflight.look(
+            connection,
+            store=self._storage.opener(connection),
+            references=self._storage.known(datasets),
+            hub_endpoint=self.settings().get("HF_ENDPOINT"),
+        )
 
     def execute(
         self,
@@ -231,40 +256,41 @@ class Session:
         self,
         run_id: str | None = None,
         *,
-        to: str,
-        weights: str = "best",
+        to: str | None = None,
+        weights: str | None = None,
         source: str = "kernel",
         on: str | None = None,
-    ) -> str:
+    ) -> str | None:
         """Put a run's weights into a model repository of the hub, private where it is made.
 
-        They come here first, verified; `HF_TOKEN` stays here.
+        They come here first, verified; `HF_TOKEN` stays here. What is there already is not sent again.
 
         Args:
             run_id: an id or a part of it (default: the last run).
-            to: `hf://ORG/REPO`, or `hf://ORG/REPO/FILE` for another name than `best.pt`.
-            weights: `best`, `last` or `epoch_<N>`.
+            to: `hf://ORG/REPO`, or `hf://ORG/REPO/FILE` for another name than `best.pt` (default: where
+                the run's own `push_to` was to put them, if its machine could not).
+            weights: `best`, `last` or `epoch_<N>` (default: best).
             source: `kernel`, or `store` where the run's machine is gone.
             on: the connection's name.
 
         Returns:
-            Where they are: `hf://ORG/REPO/FILE`, as `model.weights` takes it.
+            Where they are: `hf://ORG/REPO/FILE`, as `model.weights` takes it; None without `to` where
+            nothing was left to do.
 
         Raises:
             InvalidArgumentError: `to` is no place on the hub.
             FetchError: the run has no such weights.
             StoreError: the hub does not take them.
         """
-        from kernel_tools.stores.base import SHA256_KEY
-        from kernel_tools.stores.hub import HubStore, parse_place
+        from kernel_tools import weights_hub
 
-        repository, key = parse_place(to)
-        key = key or f"{weights}.pt"
         run = (self.stored_run if source == "store" else self.run)(run_id, on=on)
-        (file,) = run.fetch(f"weights/{weights}.pt")
-        hub = HubStore.from_settings(self.settings(), repository, kind="model")
-        hub.put(file.path, key, metadata={SHA256_KEY: file.sha256, "run": run.id})
-        return f"hf://{repository}/{key}"
+        if to is None:
+            left = weights_hub.left_by(run)
+            if left is None:
+                return None
+            to, weights = left.place, weights or left.weights
+        return weights_hub.push(run, to=to, weights=weights or "best", settings=self.settings())
 
     # Code ------------------------------------------------------------------------------------
 
@@ -539,7 +565,8 @@ class Session:
         Those that this machine saw end need no connection.
 
         Args:
-            run_ids: ids, or unambiguous parts (default: all runs of this session).
+            run_ids: ids, or unambiguous parts (default: all runs of this session that do not only judge
+                another's weights).
             on: the connection's name.
 
         Raises:

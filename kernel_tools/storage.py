@@ -94,6 +94,10 @@ class Storage:
             return None
         return self.store(connection.name) if store is None else store
 
+    def opener(self, connection: Connection) -> Callable[[], ObjectStore] | None:
+        """Return what opens the store that is configured; None where none is. Nothing is started."""
+        return (lambda: self.store(connection.name)) if self._configured() else None
+
     # Data sets -------------------------------------------------------------------------------
 
     def stage(
@@ -150,6 +154,12 @@ class Storage:
     def references(self, refs: Iterable[str]) -> list[DatasetReference]:
         """Return the data sets that launches name; a file of the hub is one at its first use."""
         return [self._reference(ref) for ref in refs]
+
+    def known(self, refs: Iterable[str] | None) -> tuple[DatasetReference, ...]:
+        """Return the data sets of this project that are named; None names all of them."""
+        if refs is None:
+            return self._known()
+        return tuple(self._project.datasets.resolve(ref) for ref in refs)
 
     def inputs_of(self, run: Run, connection: Connection | None) -> list[DatasetReference]:
         """Return the data sets that a run was started on; none without a connection to it."""

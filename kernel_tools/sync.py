@@ -67,7 +67,10 @@ class SyncPlan:
 
 @dataclass(frozen=True, slots=True)
 class SyncReport:
-    """What travelled. `files`, `bytes` and `uploaded` count the agent's own modules too."""
+    """What travelled. `files`, `bytes` and `uploaded` count the agent's own modules too.
+
+    `sent_bytes` is what the `uploaded` files hold; each of them once, however often it is in the tree.
+    """
 
     paths: tuple[str, ...]
     files: int
@@ -76,6 +79,7 @@ class SyncReport:
     manifest: dict[str, Any] = field(repr=False)
     agent_hash: str = ""
     warnings: tuple[str, ...] = ()
+    sent_bytes: int = 0
 
     def lines(self) -> tuple[str, ...]:
         """The four lines that are printed and looked for in logs."""
@@ -189,6 +193,7 @@ def sync(
         manifest=manifest,
         agent_hash=agent.hash,
         warnings=plan.warnings,
+        sent_bytes=sum(blob.size for blob in blobs.values()),
     )
 
 

@@ -27,9 +27,10 @@ from kernel_tools.errors import (
 from kernel_tools.mirror import METRICS, STEPS, Offsets, RunMirror, unpack
 from kernel_tools.redact import redact, redact_all
 from kernel_tools.registry import RunRecord, write_json
-from kernel_tools.state import ContactLost, Polled, RunSnapshot, reduce, thinned
+from kernel_tools.state import ContactLost, Polled, RunSnapshot, RunState, reduce, thinned
 
 POLL_SECONDS: Final = 1.0
+STOPPING_POLL_SECONDS: Final = 0.25  # somebody has asked for the end and waits for it
 SLOWEST_POLL_SECONDS: Final = 15.0  # after lost contact the pause doubles up to this
 POLL_BYTES: Final = 256 * 1024
 ASK_SECONDS: Final = 10.0  # how long somebody who asks for figures waits for fresh ones
@@ -443,7 +444,9 @@ def _watch(reference: weakref.ref[RunWatcher], wake: threading.Event) -> None:
         answered = watcher._poll_for_thread()  # noqa: SLF001
         if watcher._thread_may_end():  # noqa: SLF001
             return
+        stopping = watcher.snapshot.state is RunState.STOPPING
         del watcher  # held only while it polls, so that a forgotten run is let go
-        pause = POLL_SECONDS if answered else min(SLOWEST_POLL_SECONDS, 2 * pause)
+        calm = STOPPING_POLL_SECONDS if stopping else POLL_SECONDS
+        pause = calm if answered else min(SLOWEST_POLL_SECONDS, 2 * max(pause, POLL_SECONDS))
         wake.wait(pause)
         wake.clear()

@@ -9,14 +9,17 @@ from __future__ import annotations
 from typing import Any, Dict, Mapping, Optional, Sequence
 
 from . import artifacts, host
+from . import info as _info
 from . import launch as _launch
 from . import monitor as _monitor
 from . import stopping as _stopping
+from . import targets as _targets
 from .errors import AgentError
 from .files import Json
 
 __all__ = [
-    "AgentError", "files", "inspect_remote", "launch", "list_runs", "pack_log", "poll", "stop",
+    "AgentError", "files", "info", "inspect_remote", "launch", "list_runs", "pack_log", "poll",
+    "renewed", "stop",
 ]  # fmt: skip
 
 
@@ -63,6 +66,22 @@ def files(remote_dir: str, run_id: str, patterns: Sequence[str]) -> Dict[str, An
     return artifacts.files(_launch.run_dir_of(remote_dir, run_id), patterns)
 
 
+def renewed(remote_dir: str, run_id: str) -> Dict[str, Any]:
+    """Take note of newer links to the store: {"kept": whether the run will still use them}."""
+    return {"kept": _targets.keep_renewal(_launch.run_dir_of(remote_dir, run_id))}
+
+
 def inspect_remote() -> Dict[str, Any]:
     """Return what machine this is."""
     return host.inspect()
+
+
+def info(
+    remote_dir: str,
+    question: str,
+    probes_file: Optional[str] = None,
+    datasets: Sequence[str] = (),
+    packages: Sequence[str] = (),
+) -> Dict[str, Any]:
+    """Return what this machine can do, within a minute or so; see `info.info`."""
+    return _info.info(remote_dir, question, probes_file, datasets, packages)

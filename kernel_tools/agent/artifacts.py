@@ -19,6 +19,7 @@ RUN_FILES = (
     "results.csv",
     "summary.json",
     "receipt.json",
+    "hub.json",
     "train.log",
     "weights/*",
     "evaluation/*",

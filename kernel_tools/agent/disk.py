@@ -5,6 +5,7 @@ Kaggle keeps 20 GB of /kaggle/working and shows an overlay of terabytes for all.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ HEADROOM = 0.30
 # The first is kept after the session and limited; elsewhere less than 60 GB were seen, and nothing is kept.
 KAGGLE_WORKING, KAGGLE_SCRATCH = "/kaggle/working", "/kaggle/tmp"
 KAGGLE_QUOTAS: Mapping[str, int] = {KAGGLE_WORKING: 20 * 10**9, KAGGLE_SCRATCH: 53 * 10**9}
+# What the last words of a run take: status, heartbeat, receipt, the list of its files.
+RESERVE_BYTES = 256 << 10
+_RESERVE = os.path.join("control", "reserve")
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,18 @@ def check_room(claims: Sequence[Claim], *, quotas: Optional[Mapping[str, int]] =
                 f"the disk is too small for {names}: it needs {_gigabytes(need)} with 30 % of headroom, "
                 f"{_gigabytes(room.free_bytes)}{limit} are free in {here[0].folder}"
             )
+
+
+def reserve(run_dir: str) -> None:
+    """Lay room aside in a run directory, so that its end can be told where the disk has become full."""
+    with contextlib.suppress(OSError), open(os.path.join(run_dir, _RESERVE), "wb") as stream:
+        stream.write(os.urandom(RESERVE_BYTES))  # not zeros: some file systems would store none
+
+
+def release(run_dir: str) -> None:
+    """Give that room to who writes next."""
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(run_dir, _RESERVE))
 
 
 def room_of(folder: str, *, quotas: Optional[Mapping[str, int]] = None) -> Room:

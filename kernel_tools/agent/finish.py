@@ -9,7 +9,7 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import artifacts
+from . import artifacts, disk, hub
 from .files import Json, append_line, read_json, write_json
 from .job import Job
 from .launch import discard_secrets
@@ -39,6 +39,7 @@ def finish(
         os.path.join(run_dir, "artifacts.json")
     ):
         return
+    disk.release(run_dir)
     message = outcome.message
     failure: Optional[Failure] = outcome.error
     with contextlib.suppress(OSError):
@@ -47,6 +48,8 @@ def finish(
             status.write(phase="push", message="sending files to the store")
     pusher = pusher or Pusher(run_dir, job)
     problem = _to_store(pusher.push_all)
+    left = _to_hub(run_dir, job, status)
+    message += f"; {left}" if left else ""
     try:
         listed, unmatched = _settle(run_dir, job, outcome, status, attempts)
     except OSError as error:  # a full disk: the state must still be told
@@ -83,6 +86,20 @@ def _to_store(action: Callable[[], str]) -> str:
     except Exception as error:  # noqa: BLE001
         traceback.print_exc()
         return f"{type(error).__name__} in the agent"
+
+
+def _to_hub(run_dir: str, job: Job, status: StatusFile) -> str:
+    """Send the weights where the job names a repository; returns what is to be said of it."""
+    if job.hub is None:
+        return ""
+    log = os.path.join(run_dir, "train.log")
+    with contextlib.suppress(OSError):
+        status.write(phase="push", message="sending the weights to the hub")
+    return _to_store(
+        lambda: hub.deliver(
+            run_dir, job, log=lambda line: append_line(log, line), environment=os.environ
+        )
+    )
 
 
 def _settle(

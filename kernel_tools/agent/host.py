@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -53,11 +54,45 @@ def cpu_count() -> int:
             quota, period = stream.read().split()
         if quota != "max":
             count = min(count, max(1, int(quota) // int(period)))
+    with contextlib.suppress(OSError, ValueError, ZeroDivisionError):  # the older control groups
+        quotas = [_group_figure(f"cpu/cpu.cfs_{name}_us") for name in ("quota", "period")]
+        if quotas[0] > 0:
+            count = min(count, max(1, quotas[0] // quotas[1]))
     return max(1, count)
 
 
 def memory_bytes() -> Tuple[Optional[int], Optional[int]]:
-    """Return (total, available) memory in bytes, None where unknown."""
+    """Return (total, available) memory in bytes, within the control group's limit; None where unknown."""
+    total, available = _machine_memory()
+    for limit, used, unused in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        with contextlib.suppress(OSError, ValueError):  # also where it says "max"
+            allowed = _group_figure(limit)
+            if total is None or allowed < total:
+                total = allowed
+                left = allowed - _group_figure(used) + _inactive_file_bytes(unused)
+                available = left if available is None else min(available, left)
+    return total, None if available is None else max(0, available)
+
+
+def _group_figure(name: str) -> int:
+    with open("/sys/fs/cgroup/" + name, encoding="ascii") as stream:
+        return int(stream.read())
+
+
+def _inactive_file_bytes(name: str) -> int:
+    """Cached files, which count as used and give way."""
+    with open("/sys/fs/cgroup/" + name, encoding="ascii") as stream:
+        for line in stream:
+            key, _, count = line.partition(" ")
+            if key in ("inactive_file", "total_inactive_file"):
+                return int(count)
+    return 0
+
+
+def _machine_memory() -> Tuple[Optional[int], Optional[int]]:
     figures: Dict[str, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/meminfo", encoding="ascii") as stream:
@@ -101,6 +136,14 @@ def _nvidia_smi(*arguments: str) -> Optional[str]:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def driver_versions() -> Tuple[str, str]:
+    """Return the NVIDIA driver's version and the CUDA that it can carry; "" each where nobody says."""
+    page = _nvidia_smi() or ""
+    found = [re.search(name + r" Version: *([0-9.]+)", page) for name in ("Driver", "CUDA")]
+    driver, cuda = ("" if one is None else one.group(1) for one in found)
+    return driver, cuda
 
 
 def has_nvidia_smi() -> bool:

@@ -16,6 +16,7 @@ KINDS = ("detector", "script", "command")
 FORMATS = ("tar", "tar.gz", "zip", "file")
 # A path component, safe on every file system; run ids are made by the launcher.
 _RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}\Z")
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*\Z")
 _SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -57,6 +58,14 @@ class PushPolicy:
 
 
 @dataclass(frozen=True)
+class Hub:
+    """The model repository that the weights go to at the end; `path` names the file there."""
+
+    repository: str
+    path: Optional[str] = None
+
+
+@dataclass(frozen=True)
 class Job:
     """What is to be run. See `from_json` for the document."""
 
@@ -76,6 +85,7 @@ class Job:
     status_dir: Optional[str] = None  # where another trainer writes its status, in the work folder
     checkpoint_bytes: int = 0  # what the checkpoints will take on disk
     push: Optional[PushPolicy] = None  # None: nothing goes to the store
+    hub: Optional[Hub] = None  # None: nothing goes to the Hugging Face Hub
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Job:
@@ -123,6 +133,7 @@ class Job:
             status_dir=None if status_dir is None else clean_relative(status_dir),
             checkpoint_bytes=checkpoints,
             push=_push(document.get("push")),
+            hub=_hub(document.get("hub")),
         )
 
     @classmethod
@@ -178,6 +189,18 @@ def _push(document: Any) -> Optional[PushPolicy]:
     good = minutes is None or (isinstance(minutes, (int, float)) and not isinstance(minutes, bool))
     _require(good and (minutes is None or minutes > 0), "push.minutes", minutes)
     return PushPolicy(epochs, minutes)
+
+
+def _hub(document: Any) -> Optional[Hub]:
+    if document is None:
+        return None
+    _require(isinstance(document, dict), "hub", document)
+    repository, path = document.get("repository"), document.get("path")
+    good = isinstance(repository, str) and bool(_REPOSITORY.match(repository))
+    _require(good, "hub.repository", repository)
+    clean = path is None or (isinstance(path, str) and clean_relative(path) == path)
+    _require(clean, "hub.path", path)
+    return Hub(str(repository), path)
 
 
 def _limits(document: Mapping[str, Any]) -> Limits:

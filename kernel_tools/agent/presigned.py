@@ -44,6 +44,7 @@ class RefusedError(Exception):
         self.code = _told(_CODE, body)
         self._said = _told(_MESSAGE, body)
         self._reason = reason
+        self.date = date
         self._skew = _skew_seconds(date)
         super().__init__(f"the store answered {status}")
 
@@ -171,6 +172,13 @@ class Line:
 
 def describe_failure(url: str, error: BaseException) -> str:
     """Say why the store of `url` cannot be reached."""
+    parts = urllib.parse.urlsplit(url)
+    place = (parts.hostname or "?") + (f":{parts.port}" if parts.port else "")
+    return f"the store at {place} cannot be reached from this machine ({cause_of(error)})"
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what broke a line, in a few words without the link."""
     reason: Any = getattr(error, "reason", None) or error
     if isinstance(reason, http.client.InvalidURL):  # its text is the link
         reason = "the link is malformed"
@@ -178,9 +186,7 @@ def describe_failure(url: str, error: BaseException) -> str:
         reason = f"no answer within {SOCKET_SECONDS:.0f} s"
     elif isinstance(error, OSError) and error.strerror:
         reason = error.strerror
-    parts = urllib.parse.urlsplit(url)
-    place = (parts.hostname or "?") + (f":{parts.port}" if parts.port else "")
-    return f"the store at {place} cannot be reached from this machine ({reason})"
+    return str(reason)
 
 
 def wait_after(failures: int, wait: Callable[[float], object]) -> None:

@@ -238,6 +238,7 @@ class Pusher:
         ]
         return {
             "expires_at": targets.expires_at,
+            "life_seconds": targets.life_seconds,
             "uploads_left": len(parted),
             "largest_bytes": largest,
         }

@@ -91,9 +91,14 @@ def datasets_dir(run_dir: str, job: Job) -> str:
     """Return where staged data is kept: the job's choice, else beside the runs."""
     if job.datasets_dir:
         return os.path.abspath(os.path.expanduser(job.datasets_dir))
+    return usual_datasets_dir(os.path.dirname(os.path.dirname(run_dir)))
+
+
+def usual_datasets_dir(remote_dir: str) -> str:
+    """Return where staged data is kept unless a job says otherwise."""
     if os.path.isdir(disk.KAGGLE_WORKING) and _can_be_made(disk.KAGGLE_SCRATCH):
         return os.path.join(disk.KAGGLE_SCRATCH, "remote_kernel_tools", "datasets")
-    return os.path.join(os.path.dirname(os.path.dirname(run_dir)), "datasets")
+    return os.path.join(remote_dir, "datasets")
 
 
 def room_claims(

@@ -11,7 +11,7 @@ import time
 import traceback
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import control, host, outcome, processes, retry, stacks, stage, trainer
+from . import control, disk, host, outcome, processes, retry, stacks, stage, trainer
 from .control import StopRequest
 from .deadlines import Deadlines
 from .ending import Ending, LostPeers, Progress
@@ -66,6 +66,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Carry the run to a terminal state; whatever happens, nothing of it is left running."""
+        disk.reserve(self.run_dir)
         self.heart.start()
         self.watchdog.keep()
         self.heart.update(watchdog=self.watchdog.identity)

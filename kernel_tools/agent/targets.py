@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any, Collection, Mapping, Optional, Tuple
 
 from .files import Json, read_json
-from .launch import read_secrets, secrets_path
+from .launch import discard_secrets, read_secrets, secrets_path
+from .status import TERMINAL_STATES, complete
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Targets:
     spare: Tuple[Target, ...]
     part_bytes: int
     expires_at: str
+    life_seconds: Optional[int] = None  # that they were signed for
 
     def choose(self, path: str, taken: Collection[str]) -> Optional[Target]:
         """Return an object for a file that is not among those `taken`; None where all are."""
@@ -73,6 +75,15 @@ def renewal_path(run_dir: str) -> str:
     return os.path.splitext(secrets_path(run_dir))[0] + ".push.json"
 
 
+def keep_renewal(run_dir: str) -> bool:
+    """Return whether newer targets, just laid, will be used; removes them where the run has ended."""
+    status = complete(read_json(os.path.join(run_dir, "status.json")))
+    if status["state"] not in TERMINAL_STATES or status["phase"] != "done":
+        return True  # the agent removes them, last of all
+    discard_secrets(run_dir)
+    return False
+
+
 def _targets(document: Json) -> Targets:
     return Targets(
         manifest=_target(document["manifest"]),
@@ -80,6 +91,7 @@ def _targets(document: Json) -> Targets:
         spare=tuple(map(_target, document["spare"])),
         part_bytes=int(document["part_bytes"]),
         expires_at=str(document["expires_at"]),
+        life_seconds=document.get("life_seconds"),
     )
 
 

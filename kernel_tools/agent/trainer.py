@@ -35,6 +35,12 @@ _NOT_INHERITED = frozenset(
 )  # fmt: skip
 # Where torchrun keeps its workers' error files while they run.
 ELASTIC_FOLDER = "torchelastic"
+# As `-m torch.distributed.run`, but without the collection of torch's objects at the very end: seconds, in
+# which a run that was stopped still counts as running.
+_TORCHRUN = (
+    "import atexit, gc, runpy; atexit.register(gc.freeze); "
+    "runpy.run_module('torch.distributed.run', run_name='__main__', alter_sys=True)"
+)
 # Folders of the work folder that are the run's own, whatever the code holds.
 OWN_FOLDERS = ("data", "artifacts", "runs")
 
@@ -70,6 +76,7 @@ def build(
     environment = clean_environment(inherited)
     environment.update(job.env)
     environment.update(secret_env)
+    environment.update(cache_home(run_dir, environment))
     if job.device == "cpu":
         environment["CUDA_VISIBLE_DEVICES"] = ""
     elif job.device not in ("auto", "cuda"):
@@ -125,6 +132,21 @@ def clean_environment(inherited: Mapping[str, str]) -> Dict[str, str]:
     return environment
 
 
+def cache_home(run_dir: str, environment: Mapping[str, str]) -> Dict[str, str]:
+    """Return where the hub's client keeps what it loads: beside the runs, unless the host says otherwise.
+
+    What lies in the home folder of a rented machine is often gone with its next start.
+    """
+    if any(environment.get(name) for name in ("HF_HOME", "HF_HUB_CACHE", "XDG_CACHE_HOME")):
+        return {}
+    home = os.path.join(os.path.dirname(os.path.dirname(run_dir)), "huggingface")
+    told = {"HF_HOME": home}
+    usual = os.path.join(os.path.expanduser("~"), ".cache", "huggingface", "token")
+    if os.path.isfile(usual):  # of a login, which would be looked for in the new place
+        told["HF_TOKEN_PATH"] = environment.get("HF_TOKEN_PATH") or usual
+    return told
+
+
 def _processes(job: Job, environment: Mapping[str, str]) -> int:
     if job.nproc_per_node != "auto":
         return int(job.nproc_per_node)
@@ -140,7 +162,7 @@ def _argv(job: Job, run_dir: str, count: int, resume_checkpoint: str) -> List[st
     if resume_checkpoint and job.kind == "detector" and "train" in argv[:3]:
         argv += ["--resume", resume_checkpoint]
     return [
-        sys.executable, "-m", "torch.distributed.run", "--standalone",
+        sys.executable, "-c", _TORCHRUN, "--standalone",
         f"--nproc-per-node={count}",
         # One node: no name service is needed, and containers often have none (pytorch#150532).
         "--local-addr=127.0.0.1",

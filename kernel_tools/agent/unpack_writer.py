@@ -6,7 +6,7 @@ import os
 import stat
 import unicodedata
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Callable, Dict, Iterator, Optional, Set, Tuple
 
 from .errors import UnsafeArchiveError
 
@@ -17,6 +17,8 @@ _MOST_DEPTH = 48
 _MOST_RATIO = 100
 _FREE_BYTES = 256 << 20
 _MOST_FILES = 5_000_000
+# Beside those of its files; each costs an inode and no byte of content.
+_MOST_FOLDERS = 1_000_000
 # Invisible, or turning the writing direction: names that do not read as what they are.
 _TRICKS = frozenset("\u200b\u200e\u200f\u061c\u2060\ufeff\u00ad\u180e") | frozenset(
     chr(code) for code in [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -56,6 +58,7 @@ class Writer:
         self.bounds = bounds
         self._tick = tick
         self._kinds: Dict[str, str] = {}  # folded path -> "file" or the folder's spelling
+        self._claimed: Set[Tuple[str, ...]] = set()
         self._made = {folder}
 
     def directory(self, name: str) -> None:
@@ -63,6 +66,8 @@ class Writer:
         parts = _parts(name)
         if parts:
             self._claim_folders(parts, name)
+            if len(self._kinds) - self.files > _MOST_FOLDERS:
+                raise UnsafeArchiveError("the archive holds more folders than are plausible")
             self._make(os.path.join(self._folder, *parts))
 
     def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
@@ -103,12 +108,15 @@ class Writer:
         self.content_bytes += size
 
     def _claim_folders(self, parts: Tuple[str, ...], name: str) -> None:
+        if parts in self._claimed:
+            return
         for depth in range(1, len(parts) + 1):
             path = "/".join(parts[:depth])
             if self._kinds.setdefault(_fold(path), path) != path:
                 raise UnsafeArchiveError(
                     f"the archive holds two entries that are one on some systems: {name[:80]!r}"
                 )
+        self._claimed.add(parts)
 
     def _make(self, path: str) -> None:
         if path not in self._made:
@@ -119,7 +127,7 @@ class Writer:
 def _parts(name: str) -> Tuple[str, ...]:
     """Check a name as a POSIX relative path; returns its parts."""
     problem = _problem(name)
-    if problem is None:
+    if problem is None and not name.isascii():
         folded = unicodedata.normalize("NFKC", name)
         if folded != name and (folded.count("/") != name.count("/") or _problem(folded)):
             problem = "has look-alike characters in it"
@@ -138,7 +146,8 @@ def _problem(name: str) -> Optional[str]:
         return "is absolute or of another system"
     if ".." in parts:
         return "leaves the folder"
-    if any(ord(char) < 32 or ord(char) == 127 or char in _TRICKS for char in name):
+    plain = name.isascii() and name.isprintable()
+    if not plain and any(ord(char) < 32 or ord(char) == 127 or char in _TRICKS for char in name):
         return "has control characters in it"
     longest = max(len(part.encode("utf-8")) for part in parts)
     if len(encoded) > _MOST_NAME_BYTES or longest > _MOST_PART_BYTES or len(parts) > _MOST_DEPTH:
@@ -147,4 +156,6 @@ def _problem(name: str) -> Optional[str]:
 
 
 def _fold(path: str) -> str:
+    if path.isascii():
+        return path.lower()
     return unicodedata.normalize("NFC", unicodedata.normalize("NFC", path).casefold())

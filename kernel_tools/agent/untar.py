@@ -115,10 +115,11 @@ def _number(field: bytes) -> int:
         if field[0] & 0x40 or value > 1 << 50:
             raise UnsafeArchiveError("the archive holds a size that cannot be")
         return value
-    try:
-        return int(field.strip(b"\0 ") or b"0", 8)
-    except ValueError:
-        raise UnsafeArchiveError("the archive is damaged: a number is no number") from None
+    digits = field.strip(b"\0 ") or b"0"
+    # `int` would take a sign: the rest of the stream would be read for a body of a negative size.
+    if not digits.isdigit() or b"8" in digits or b"9" in digits:
+        raise UnsafeArchiveError("the archive is damaged: a number is no number")
+    return int(digits, 8)
 
 
 def _decimal(text: str) -> int:

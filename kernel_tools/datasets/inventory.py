@@ -12,7 +12,7 @@ from datetime import datetime, timezone
 from typing import Final
 
 from kernel_tools.datasets.reference import DatasetReference
-from kernel_tools.errors import ObjectNotFoundError, StagingError, StoreAuthError
+from kernel_tools.errors import ObjectNotFoundError, StagingError, StoreError
 from kernel_tools.pushing import PREFIX as RUNS
 from kernel_tools.state import TERMINAL_STATES, RunState
 from kernel_tools.stores.base import HUB, MAX_EXPIRY_SECONDS, KeepsUnfinished, ObjectStore
@@ -145,7 +145,9 @@ def _unfinished(store: ObjectStore) -> tuple[tuple[str, str, int], ...]:
         return ()
     try:
         return store.unfinished()
-    except StoreAuthError:  # keys that may list objects need not be allowed to list these
+    except (
+        StoreError
+    ):  # keys that may list objects need not be allowed to list these, nor stores able
         return ()
 
 

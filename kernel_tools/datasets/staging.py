@@ -264,7 +264,7 @@ def _upload_draft(
                 name=key, on_progress=on_progress,
             )  # fmt: skip
     except StoreError:
-        if _holds(store, name):
+        if store.stat(draft) is not None or _holds(store, name):
             return None  # another process went on with the same draft, and was first
         raise
     return _reference(source, store, info, name=name, root=root, facts=facts)

@@ -312,6 +312,13 @@ program_arguments = compose(
         metavar="M",
         help="a milestone every so many minutes (default: 10)",
     ),
+    argument(
+        "--push-to",
+        metavar="hf://ORG/REPO",
+        help="put the weights into this model repository of the hub when the run has ended, private"
+        " where it is made: from the remote where it has huggingface_hub and HF_TOKEN, else"
+        " with the next %%remote_fetch",
+    ),
     argument_group("What travels"),
     sync_arguments,
     argument_group("Limits"),
@@ -369,6 +376,7 @@ def launch_options(args: argparse.Namespace) -> dict[str, Any]:
         "push": args.push,
         "push_epochs": args.push_epochs,
         "push_minutes": args.push_minutes,
+        "push_to": args.push_to,
         "name": args.name,
         "dry_run": args.dry_run,
         "on": args.on,

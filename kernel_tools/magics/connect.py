@@ -1,4 +1,4 @@
-"""`%remote_connect`, `%remote_disconnect`, `%remote_sync`: the way to the remote and the code on it."""
+"""`%remote_connect`, `%remote_info`, `%remote_disconnect`, `%remote_sync`: the way to the remote, and the code on it."""
 
 from __future__ import annotations
 
@@ -90,6 +90,31 @@ class ConnectMagics(Magics):  # type: ignore[misc]
             password_env=args.password_env,
             keep_alive_minutes=args.keep_alive,
         )
+
+    @magic(
+        argument(
+            "--dataset",
+            action="append",
+            metavar="REF",
+            help="a staged data set that the disk is to hold (repeatable; default: all of the project)",
+        ),
+        on_argument,
+    )
+    def remote_info(self, line: str) -> Any:
+        """Show what the remote can do, each check a row: cards, versions, disk, clock, store.
+
+        Every card multiplies two matrices, the store is asked from there, and the disk to rent is
+        counted. It changes nothing there and takes no longer than a minute or so.
+
+        Examples::
+
+            %remote_info
+            %remote_info --dataset coins
+        """
+        from kernel_tools.session import default_session
+
+        args = parse(self.remote_info, line)
+        return default_session().info(datasets=args.dataset, on=args.on)
 
     @magic(
         on_argument,

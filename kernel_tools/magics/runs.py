@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from IPython.core.magic import Magics, magics_class
 from IPython.core.magic_arguments import argument
 
+from kernel_tools.errors import KernelToolsError
 from kernel_tools.magics.arguments import (
     count,
     magic,
@@ -161,7 +162,8 @@ class RunMagics(Magics):  # type: ignore[misc]
             "words",
             nargs="*",
             metavar="RUN",
-            help="run ids, or parts that fit one run each (default: all runs of this session)",
+            help="run ids, or parts that fit one run each (default: all runs of this session that"
+            " do not only judge another's weights)",
         ),
         on_argument,
     )
@@ -199,7 +201,7 @@ class RunMagics(Magics):  # type: ignore[misc]
             "--push-to",
             metavar="hf://ORG/REPO",
             help="then put the best weights into this model repository of the hub, made private, with"
-            " HF_TOKEN of this machine",
+            " HF_TOKEN of this machine (default: where the launch's --push-to could not)",
         ),
         on_argument,
     )
@@ -223,10 +225,16 @@ class RunMagics(Magics):  # type: ignore[misc]
         find = default_session().stored_run if args.source == "store" else default_session().run
         run = find(run_id, on=args.on)
         fetched = run.fetch(*globs, to=args.to)
-        if args.push_to is not None:
+        try:
             where = default_session().push_weights(
                 run.id, to=args.push_to, source=args.source, on=args.on
             )
+        except KernelToolsError as error:
+            if args.push_to is not None:
+                raise
+            where = None  # what was asked for here is done; what the launch asked for is not
+            print(f"weights_not_pushed={error}")
+        if where is not None:
             print(f"weights_pushed={where}")
         return files_table(fetched, relative_to=find_project_dir())
 

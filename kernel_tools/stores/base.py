@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import BinaryIO, Final, Protocol, runtime_checkable
+from urllib.parse import unquote
 
 from kernel_tools.errors import InvalidArgumentError
 
@@ -18,6 +19,9 @@ SHA256_KEY: Final = "sha256"
 NAMED_BY_KEY: Final = "named-by"
 # The `name` of a store that is a repository of the hub; its bucket is `ORG/REPO`.
 HUB: Final = "hf"
+# S3's own limit, and that of the file systems below other stores.
+MOST_KEY_BYTES: Final = 1024
+MOST_PART_BYTES: Final = 255
 
 Progress = Callable[[int, int], None]
 """`on_progress(bytes done, bytes in all)`, called from a worker thread; it must not raise."""
@@ -180,18 +184,20 @@ def check_key(key: str) -> str:
     """Return an object key that every store and every URL on the way carries unchanged.
 
     Raises:
-        InvalidArgumentError: empty, over 1,024 bytes, or with a control character, backslash, empty
-            part, `.` or `..` (proxies and stores rewrite these).
+        InvalidArgumentError: over 1,024 bytes, or 255 in a part; a part that is empty, `.` or `..`, written
+            as such or with `%2e` (proxies and stores rewrite these); a backslash, or what cannot be
+            printed: controls, line separators, marks that turn the writing, halves of a surrogate pair.
     """
     parts = key.split("/")
     if (
-        not key
-        or len(key.encode()) > 1024
-        or any(ord(character) < 32 or character in "\\\x7f" for character in key)
-        or any(part in {"", ".", ".."} for part in parts)
+        not all(character.isprintable() and character != "\\" for character in key)
+        or len(key.encode()) > MOST_KEY_BYTES
+        or any(len(part.encode()) > MOST_PART_BYTES for part in parts)
+        or any(unquote(part) in {"", ".", ".."} for part in parts)
     ):
         raise InvalidArgumentError(
-            f"{key!r} is no usable object name.",
-            hint="Give one like datasets/coins/coins.tar: no empty, '.' or '..' part, no backslash.",
+            f"{key if len(key) < 100 else key[:100] + '...'!r} is no usable object name.",
+            hint="Give one like datasets/coins/coins.tar: no empty, '.' or '..' part, no backslash, nothing that"
+            f" cannot be printed, at most {MOST_KEY_BYTES} bytes and {MOST_PART_BYTES} between two slashes.",
         )
     return key

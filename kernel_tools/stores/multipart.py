@@ -104,28 +104,6 @@ def _give_back(free: queue.SimpleQueue[bytearray], buffer: bytearray, _: object)
     free.put(buffer)
 
 
-def unfinished(client: Minio, bucket: str, prefix: str) -> list[Unfinished]:
-    """Return the uploads below a prefix that were begun and never completed, with their parts."""
-    found: list[Unfinished] = []
-    after: dict[str, str] = {}
-    while True:
-        page = client._list_multipart_uploads(bucket, prefix=prefix, **after)  # noqa: SLF001
-        found += [
-            Unfinished(
-                str(one.object_name),
-                str(one.upload_id),
-                _parts(client, bucket, str(one.object_name), str(one.upload_id)),
-            )
-            for one in page.uploads
-        ]
-        if not page.is_truncated or not page.uploads:
-            return found
-        after = {
-            "key_marker": str(page.next_key_marker),
-            "upload_id_marker": str(page.next_upload_id_marker),
-        }
-
-
 def abort(client: Minio, bucket: str, upload: Unfinished) -> None:
     """Remove an unfinished upload with its parts."""
     client._abort_multipart_upload(bucket, upload.key, upload.upload_id)  # noqa: SLF001
@@ -220,10 +198,12 @@ class Upload:
     def _begin(self) -> Unfinished:
         from minio.error import S3Error
 
+        from kernel_tools.stores.begun import begun
+
         left: list[Unfinished] = []
         if self._resumable:
             with contextlib.suppress(S3Error):  # keys that may write need not be allowed to list
-                found = unfinished(self._client, self._bucket, self._key)
+                found = begun(self._client, self._bucket, self._key)
                 left = [one for one in found if one.key == self._key]
         if left:
             return max(left, key=lambda one: one.size_bytes)

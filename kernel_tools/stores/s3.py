@@ -32,6 +32,7 @@ from kernel_tools.stores.base import (
     check_key,
     sha256_of,
 )
+from kernel_tools.stores.begun import begun
 from kernel_tools.stores.client import (
     DEFAULT_REGION,
     READ_SECONDS,
@@ -42,8 +43,6 @@ from kernel_tools.stores.client import (
 from kernel_tools.stores.failures import no_object, translated
 
 DEFAULT_BUCKET: Final = "dataset"
-# How often uploads may end while they are being listed.
-_LISTINGS: Final = 20
 
 
 class S3Store:
@@ -251,7 +250,8 @@ class S3Store:
         try:
             with self._translated(prefix):
                 return tuple(
-                    (one.key, one.upload_id, one.size_bytes) for one in self._unfinished(prefix)
+                    (one.key, one.upload_id, one.size_bytes)
+                    for one in begun(self._client, self.bucket, prefix)
                 )
         except ObjectNotFoundError:
             return ()
@@ -300,18 +300,6 @@ class S3Store:
                     extra_query_params=query,
                 )
             )
-
-    def _unfinished(self, prefix: str) -> tuple[multipart.Unfinished, ...]:
-        from minio.error import S3Error
-
-        for _ in range(_LISTINGS):
-            try:
-                return tuple(multipart.unfinished(self._client, self.bucket, prefix))
-            except S3Error as error:
-                if error.code != "NoSuchUpload":
-                    raise
-            # One was ended between the list and the question for its parts: list anew.
-        return tuple(multipart.unfinished(self._client, self.bucket, prefix))
 
     def _ensure_bucket(self) -> None:
         if self._bucket_is_there:

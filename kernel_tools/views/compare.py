@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from kernel_tools.state import RunSnapshot
 from kernel_tools.views import curves, facts
 from kernel_tools.views.figures import Figure, blank, png, say_empty
+from kernel_tools.views.readable import readable
 from kernel_tools.views.static import Stack, TableView
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ def _named(one: Compared, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def _figures(snapshot: RunSnapshot) -> tuple[str, ...]:
-    status = snapshot.status
+    status = readable(snapshot.status)
     losses = curves.loss_series(snapshot.steps).y
     loss = losses[-1] if losses else status.get("train_loss")
     done, whole = status.get("completed_epochs"), status.get("total_epochs")

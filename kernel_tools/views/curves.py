@@ -7,13 +7,13 @@ and Ito's, each with its own line and marker.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from kernel_tools.state import RunSnapshot
 from kernel_tools.views import markup
+from kernel_tools.views.readable import is_finite
 
 # Okabe & Ito (2008), "Color universal design".
 BLUE, ORANGE, GREEN = "#0072b2", "#d55e00", "#009e73"
@@ -50,7 +50,7 @@ def loss_series(rows: Sequence[Mapping[str, Any]]) -> Series:
 def metric_series(rows: Sequence[Mapping[str, Any]]) -> tuple[Series, ...]:
     """Return the evaluated ones of `METRICS` over epochs, from the rows of `metrics.jsonl`."""
     found = (
-        _series(name, ((row.get("epoch"), (row.get("metrics") or {}).get(name)) for row in rows))
+        _series(name, ((row.get("epoch"), _metric(row, name)) for row in rows))
         for name, *_ in METRICS
     )
     return tuple(series for series in found if series)
@@ -99,13 +99,14 @@ def thinned(series: Series, most: int = MOST_POINTS) -> Series:
     return Series(series.name, tuple(series.x[i] for i in kept), tuple(series.y[i] for i in kept))
 
 
+def _metric(row: Mapping[str, Any], name: str) -> Any:
+    metrics = row.get("metrics")
+    return metrics.get(name) if isinstance(metrics, Mapping) else None
+
+
 def _series(name: str, points: Any) -> Series:
-    kept = [(float(x), float(y)) for x, y in points if _finite(x) and _finite(y)]
+    kept = [(float(x), float(y)) for x, y in points if is_finite(x) and is_finite(y)]
     return Series(name, tuple(x for x, _ in kept), tuple(y for _, y in kept))
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _chart(
@@ -135,7 +136,7 @@ def _chart(
         few = thinned(one)
         points = [place(x, y) for x, y in zip(few.x, few.y, strict=True)]
         parts.append(_line(points, hue, dashes))
-        key.append(f"{one.name} {one.y[-1]:.3g}" if keyed else f"now {one.y[-1]:.4g}")
+        key.append(f"{one.name} {one.y[-1]:.3f}" if keyed else f"now {one.y[-1]:.4g}")
     frame = f'<path d="M{LEFT} {TOP}V{BOTTOM}H{RIGHT}" fill="none" stroke="currentColor" opacity=".45"/>'
     words = [
         _text(LEFT, 13, title, "start", weight=600) if not keyed else "",

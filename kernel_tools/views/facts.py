@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kernel_tools.state import RunSnapshot
+from kernel_tools.views.readable import is_finite, is_number, readable
 
 UNKNOWN: Final = "not yet"
 # The figure that every surface names, beside the run's own best metric.
@@ -34,8 +35,8 @@ def sections(snapshot: RunSnapshot) -> tuple[Section, ...]:
 
     Once the run has ended, what never became known is left out too.
     """
-    status = snapshot.status
-    told: tuple[Section, ...] = (
+    status = readable(snapshot.status)
+    parts: tuple[Section, ...] = (
         Section("training", _training(snapshot)),
         Section(
             "machine",
@@ -56,11 +57,11 @@ def sections(snapshot: RunSnapshot) -> tuple[Section, ...]:
         ),
     )
     if snapshot.terminal:
-        told = tuple(
+        parts = tuple(
             Section(one.heading, tuple(pair for pair in one.pairs if pair[1] != UNKNOWN))
-            for one in told
+            for one in parts
         )
-    return tuple(one for one in told if one.pairs)
+    return tuple(one for one in parts if one.pairs)
 
 
 def rows(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
@@ -69,7 +70,9 @@ def rows(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
 
 
 def _training(snapshot: RunSnapshot) -> tuple[tuple[str, str], ...]:
-    status = snapshot.status
+    status = readable(snapshot.status)
+    if _tells_nothing(snapshot) and status.get("world_size") is None:
+        return (("elapsed", duration(status.get("elapsed_seconds"))),)
     facts = [("world size", _world(status))]
     if not _judges(status):
         facts += [
@@ -126,7 +129,7 @@ class Input:
 
 def inputs(snapshot: RunSnapshot) -> tuple[Input, ...]:
     """Return the data sets that the agent brings, or has brought, to the run."""
-    told = (snapshot.agent or {}).get("inputs") or ()
+    coming = (snapshot.agent or {}).get("inputs") or ()
     return tuple(
         Input(
             name=str(row.get("name") or "?"),
@@ -134,7 +137,7 @@ def inputs(snapshot: RunSnapshot) -> tuple[Input, ...]:
             done_bytes=int(row.get("bytes") or 0),
             size_bytes=row.get("size_bytes"),
         )
-        for row in told
+        for row in coming
     )
 
 
@@ -145,7 +148,7 @@ def bars(
 
     `rates` are bytes a second by the data set's name, where somebody has measured them.
     """
-    status = snapshot.status
+    status = readable(snapshot.status)
     epochs, epoch = status.get("total_epochs"), status.get("current_epoch")
     steps, step = status.get("steps_per_epoch"), status.get("step")
     whole = float(status.get("progress") or 0.0)
@@ -155,6 +158,8 @@ def bars(
         return tuple((f"{i.name}: {i.words(rates.get(i.name))}", i.fraction) for i in coming)
     if _judges(status):
         return ((f"batches evaluated {step or 0} of {steps}", whole),)
+    if _tells_nothing(snapshot):
+        return ()
     if snapshot.terminal:
         return (
             (f"epochs done {status.get('completed_epochs') or 0} of {_or(epochs, '?')}", whole),
@@ -169,7 +174,7 @@ def bars(
 
 def tokens(snapshot: RunSnapshot) -> str:
     """The figures as `name=value`, the same tokens that the log carries; unknown ones are left out."""
-    status, sync = snapshot.status, snapshot.sync or {}
+    status, sync = readable(snapshot.status), snapshot.sync or {}
     pairs: list[tuple[str, Any]] = [
         ("sync_files", sync.get("files")),
         ("sync_size_mb", _megabytes(sync.get("bytes"))),
@@ -183,14 +188,13 @@ def tokens(snapshot: RunSnapshot) -> str:
 
 def line(snapshot: RunSnapshot) -> str:
     """One line for a terminal or a batch log."""
-    status = snapshot.status
-    parts = [
-        f"{snapshot.run_id}",
-        f"state={snapshot.state.value}",
-        f"eval_batch={status.get('step') or 0}/{status['steps_per_epoch']}"
-        if _judges(status)
-        else f"epoch={status.get('completed_epochs') or 0}/{_or(status.get('total_epochs'), '?')}",
-    ]
+    status = readable(snapshot.status)
+    parts = [f"{snapshot.run_id}", f"state={snapshot.state.value}"]
+    if _judges(status):
+        parts.append(f"eval_batch={status.get('step') or 0}/{status['steps_per_epoch']}")
+    elif not _tells_nothing(snapshot):
+        done = status.get("completed_epochs") or 0
+        parts.append(f"epoch={done}/{_or(status.get('total_epochs'), '?')}")
     if status.get("optimizer_steps") is not None:
         parts.append(f"optimizer_steps={status['optimizer_steps']}")
     if status.get("train_loss") is not None:
@@ -209,7 +213,7 @@ def failure(snapshot: RunSnapshot) -> str | None:
     """Why the run failed or timed out, in one sentence; None where it did not."""
     if snapshot.state.value not in {"failed", "timed_out"}:
         return None
-    error = snapshot.status.get("error") or {}
+    error = readable(snapshot.status).get("error") or {}
     if not error:
         return snapshot.message or f"the run ended as {snapshot.state.value}"
     rank = error.get("rank")
@@ -219,10 +223,11 @@ def failure(snapshot: RunSnapshot) -> str | None:
 
 def headline(status: Mapping[str, Any]) -> float | None:
     """AP50 of the last evaluation, None before the first."""
-    value = (status.get("metrics") or {}).get(HEADLINE_METRIC)
+    metrics = status.get("metrics")
+    value = metrics.get(HEADLINE_METRIC) if isinstance(metrics, Mapping) else None
     if value is None and status.get("current_metric_name") == HEADLINE_METRIC:
         value = status.get("current_metric")
-    return None if value is None else float(value)
+    return float(value) if value is not None and is_number(value) else None
 
 
 def duration(seconds: float | None) -> str:
@@ -257,6 +262,20 @@ def plain_table(pairs: Iterable[tuple[str, str]]) -> list[str]:
     pairs = tuple(pairs)
     width = max((len(label) for label, _ in pairs), default=0)
     return [f"  {label:<{width}}  {value}" for label, value in pairs]
+
+
+def _tells_nothing(snapshot: RunSnapshot) -> bool:
+    """True for a program without a status file, and for a run that ended before its first figure."""
+    status = readable(snapshot.status)
+    begun = snapshot.terminal or snapshot.state.value in {"training", "stopping"}
+    keys = (
+        "total_epochs",
+        "current_epoch",
+        "completed_epochs",
+        "steps_per_epoch",
+        "optimizer_steps",
+    )
+    return begun and not any(status.get(key) for key in keys)
 
 
 def _judges(status: Mapping[str, Any]) -> bool:
@@ -312,7 +331,7 @@ def _data_wait(steps: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], ...
     """The share of its time that a step waits for pictures, which should be near 0; () if nobody says."""
     row = steps[-1] if steps else {}
     waited, worked = row.get("data_seconds"), row.get("step_seconds")
-    if waited is None or worked is None:
+    if not (is_finite(waited) and is_finite(worked)):
         return ()
     share = 100 * waited / max(waited + worked, 1e-9)
     return (("waiting for data", f"{share:.0f} % of the time, {waited:.2g} s a step"),)

@@ -30,6 +30,7 @@ BADGE_COLOURS: Final = {
 STYLE: Final = """<style>
 .kt-view{color:var(--jp-ui-font-color1,var(--vscode-foreground,inherit));font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);max-width:75em;text-align:left}
 .kt-view .kt-head{display:flex;flex-wrap:wrap;gap:.3em .8em;align-items:baseline;margin:.2em 0 .5em}
+.jupyter-widgets-disconnected .kt-view .kt-head::after{content:"The kernel behind this panel is gone: its figures stand still and its buttons do nothing. The run does not need it; %remote_connect, then %remote_attach show it live again.";flex:1 0 100%;font-weight:600;border-left:3px solid #d1453b;padding:.2em .6em}
 .kt-view .kt-name{font-size:15px;font-weight:600;overflow-wrap:anywhere}
 .kt-view .kt-badge{color:#fff;border-radius:.7em;padding:.05em .7em;font-weight:600;white-space:nowrap}
 .kt-view .kt-dim{opacity:.75;overflow-wrap:anywhere}
@@ -68,6 +69,24 @@ def view(*parts: str, label: str, style: bool = True) -> str:
     body = "".join(part for part in parts if part)
     sheet = STYLE if style else ""
     return f'{sheet}<div class="kt-view" role="group" aria-label="{text(label)}">{body}</div>'
+
+
+def kept(body: str, *, token: str) -> str:
+    """Wrap what stands in for a live panel: it shows as long as the page has no element of class `live(token)`.
+
+    A notebook that is opened without the panel's kernel has only this; the words that JupyterLab puts
+    in place of a widget that it cannot find are hidden then.
+    """
+    return (
+        f'<div class="kt-kept-{token}">{body}</div><style>'
+        f"body:has(.{live(token)}) .kt-kept-{token}{{display:none}}"
+        f".jp-OutputArea:has(.kt-kept-{token}) .jp-OutputArea-output.jupyter-widgets:not(:has(*)){{display:none}}</style>"
+    )
+
+
+def live(token: str) -> str:
+    """Return the class by which a live panel hides what is kept for it."""
+    return f"kt-live-{token}"
 
 
 def badge(word: str) -> str:

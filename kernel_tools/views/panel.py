@@ -1,5 +1,8 @@
 """The live panel of a run: core ipywidgets, words before colour, a static summary at the end.
 
+Widgets live only as long as their kernel, so a static twin is displayed before them; while they are on
+the page it is hidden. It is what a notebook shows that was saved in the middle of a run.
+
 It only looks: closing it, losing it or opening two of them changes nothing for the run. Buttons hand
 their work to a thread of its own, because the shell's thread must stay free; the panel's traits are
 written by the render clock alone.
@@ -7,6 +10,8 @@ written by the render clock alone.
 
 from __future__ import annotations
 
+import datetime as dt
+import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +23,16 @@ from kernel_tools.state import RunSnapshot, RunState
 from kernel_tools.views import curves, markup
 from kernel_tools.views.pace import Pace
 from kernel_tools.views.render import CLOCK, RenderClock
-from kernel_tools.views.summary import RunView, body, head, tail
+from kernel_tools.views.summary import KeptView, RunView, body, head, tail
 
 # The log is one trait that is sent whole: this much and no more.
 LOG_LINES: Final = 200
 LOG_CHARACTERS: Final = 32_000
 CURVES_SECONDS: Final = 5.0
+KEPT_SECONDS: Final = 30.0  # how old the figures of a notebook saved meanwhile may be
+
+
+_NOTHING: Final = {"text/plain": "", "text/html": ""}
 
 
 class Watched(Protocol):
@@ -71,7 +80,10 @@ class Panel:
         self._note = ""
         self._asking = self._stopping = self._closed = False
         self._farewell: str | None = None  # set where it lets go before the run has ended
-        self._display_id: str | None = None
+        self._token = secrets.token_hex(4)
+        self._kept_id: str | None = None  # of the display that stays
+        self._live_id: str | None = None  # of the widgets' display
+        self._kept_at = 0.0
         self._worker: threading.Thread | None = None
         self._unsubscribe: Callable[[], None] | None = None
         self._pace = Pace()
@@ -115,6 +127,7 @@ class Panel:
             [self.head, self.body, self.curves, buttons, self.confirm, self.note, scroll],
             layout=widgets.Layout(max_width="75em", overflow="hidden"),
         )
+        self.box.add_class(markup.live(self._token))
 
     @property
     def live(self) -> bool:
@@ -131,10 +144,13 @@ class Panel:
         from IPython.display import display
 
         self._write()
-        fallback = RunView(self._run.snapshot, note=self._how_to_return())
-        bundle = {**fallback._repr_mimebundle_(), **_widget_view(self.box)}
+        self._kept_at = self._now()
+        handle = display(self._kept(), display_id=True)
+        self._kept_id = None if handle is None else handle.display_id
+        words = f"The live panel of {self._run.id}."
+        bundle = {"text/plain": words, **_widget_view(self.box)}
         handle = display(bundle, raw=True, display_id=True)
-        self._display_id = None if handle is None else handle.display_id
+        self._live_id = None if handle is None else handle.display_id
         self._unsubscribe = self._run.subscribe(lambda _snapshot: self._clock.touch(self))
         self._clock.touch(self)
         return self
@@ -152,11 +168,29 @@ class Panel:
             self._finish()
         else:
             self._write()
+            self._keep_up()
+
+    def _kept(self) -> KeptView:
+        return KeptView(
+            self._run.snapshot,
+            note=self._how_to_return(),
+            token=self._token,
+            at=dt.datetime.now().astimezone().strftime("%Y-%m-%d %H:%M:%S %Z"),
+        )
+
+    def _keep_up(self) -> None:
+        """Put the newest figures now and again where a notebook that is saved has them."""
+        from IPython.display import update_display
+
+        if self._kept_id is not None and self._now() - self._kept_at >= KEPT_SECONDS:
+            self._kept_at = self._now()
+            update_display(self._kept(), display_id=self._kept_id)
 
     def _write(self) -> None:
         snapshot = self._run.snapshot
         figures = body(snapshot, self._pace.rates(snapshot))
-        _set(self.head, markup.view(head(snapshot), label="run"))
+        contact = f"contact: {snapshot.contact}"
+        _set(self.head, markup.view(head(snapshot, contact), label="run"))
         _set(self.body, markup.view(figures, label="figures", style=False))
         self._draw_curves(snapshot)
         _set(self.log, markup.view(markup.log(_newest(snapshot)), label="log", style=False))
@@ -176,9 +210,9 @@ class Panel:
         _set(self.curves, markup.view(drawn, label="curves", style=False) if drawn else "")
 
     def _finish(self) -> None:
-        """Put a static summary where the widgets were, and one into them.
+        """Put a static summary in the place of all, and one into the widgets.
 
-        A page that was opened again while the run went on does not know the display any more, only
+        A page that was opened again while the run went on does not know the displays any more, only
         the widgets.
         """
         import ipywidgets as widgets
@@ -193,8 +227,10 @@ class Panel:
         self.box.children = (widgets.HTML(summary.html()),)
         for widget in gone:
             widget.close()
-        if self._display_id is not None:
-            update_display(summary, display_id=self._display_id)
+        if self._kept_id is not None:
+            update_display(summary, display_id=self._kept_id)
+        if self._live_id is not None:
+            update_display(_NOTHING, raw=True, display_id=self._live_id)
 
     def _how_to_return(self) -> str:
         run_id = self._run.id

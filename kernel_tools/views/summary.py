@@ -31,12 +31,15 @@ class RunView(View):
     log_lines: int = SUMMARY_LOG_LINES
     note: str = ""
 
+    @property
+    def freshness(self) -> str:
+        """How old the figures are, in words."""
+        return f"contact: {self.snapshot.contact}"
+
     def plain(self) -> str:
         """State, progress, figures, the last lines of the log."""
         snapshot = self.snapshot
-        lines = [
-            f"Run {facts.title(snapshot)}: {snapshot.state.value} (contact: {snapshot.contact})"
-        ]
+        lines = [f"Run {facts.title(snapshot)}: {snapshot.state.value} ({self.freshness})"]
         lines += facts.plain_table(
             (
                 ("run", snapshot.run_id),
@@ -61,13 +64,35 @@ class RunView(View):
         """The same, as one labelled region."""
         snapshot = self.snapshot
         return markup.view(
-            head(snapshot),
+            head(snapshot, "" if snapshot.terminal else self.freshness),
             body(snapshot),
             curves.html(snapshot),
             f'<p class="kt-dim">{markup.text(self.note)}</p>' if self.note else "",
             markup.log(tail(snapshot, self.log_lines)),
             label=f"Run {facts.title(snapshot)}: {snapshot.state.value}",
         )
+
+
+@dataclass(frozen=True, repr=False)
+class KeptView(RunView):
+    """A run as it stood when its live panel was last there: seen only where that cannot be.
+
+    Attributes:
+        token: of the panel, hexadecimal.
+        at: the time that the figures are of.
+    """
+
+    token: str = ""
+    at: str = ""
+
+    @property
+    def freshness(self) -> str:
+        """Nothing about contact: nobody looks any more."""
+        return f"as it stood at {self.at}"
+
+    def html(self) -> str:
+        """The same, hidden by the live panel."""
+        return markup.kept(super().html(), token=self.token)
 
 
 @dataclass(frozen=True, repr=False)
@@ -103,16 +128,15 @@ def summary_mimebundle(
     return RunLine(snapshot)._repr_mimebundle_(include, exclude)
 
 
-def head(snapshot: RunSnapshot) -> str:
+def head(snapshot: RunSnapshot, freshness: str) -> str:
     """Name, state in a word and a colour, contact, id. Changes rarely: the part read aloud."""
     contact = snapshot.contact
-    seen = "" if snapshot.terminal else f" contact: {contact}"
     marked = markup.badge(contact.kind) if contact.kind != "live" and not snapshot.terminal else ""
     return (
         '<div class="kt-head" role="status" aria-live="polite">'
         f'<span class="kt-name">{markup.text(facts.title(snapshot))}</span>'
         f"{markup.badge(snapshot.state.value)}{marked}"
-        f'<span class="kt-dim">{markup.text(seen.strip())}</span>'
+        f'<span class="kt-dim">{markup.text(freshness)}</span>'
         f'<code class="kt-dim">{markup.text(snapshot.run_id)}</code></div>'
     )
 

@@ -71,6 +71,7 @@ class Store:
         names = ("weights/last.pt", "weights/best.pt", "metrics.jsonl", "train.log", "status.json")
         return {
             "schema_version": 1, "expires_at": expires_at, "part_bytes": PART_BYTES,
+            "life_seconds": 26 * 3600,
             "manifest": target("manifest.json"),
             "slots": {n: [target(f"{s}/{n}", 1 if parts else 0) for s in "ab"] for n in names},
             "spare": [target(f"more/{n:02}") for n in range(spare)],

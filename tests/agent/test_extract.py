@@ -11,6 +11,7 @@ import zipfile
 import zlib
 
 import pytest
+from kernel_tools_agent import unpack_writer
 from kernel_tools_agent.errors import UnsafeArchiveError
 from kernel_tools_agent.extract import Bounds, extract
 
@@ -175,6 +176,13 @@ def sized(number):
     return checksummed(bytes(header)) + bytes(1024)
 
 
+def signed(number, place=124):
+    """A header with a number field that is no octal one."""
+    header = bytearray(tar(member("a"), layout=tarfile.GNU_FORMAT)[:512])
+    header[place : place + len(number)] = number
+    return checksummed(bytes(header)) + bytes(1024)
+
+
 HUGE = bytearray(tar(member("a", comment="c" * 600)))
 HUGE[124:136] = b"%011o\0" % (1 << 33)
 
@@ -266,6 +274,11 @@ HOSTILE = {
     "zip drive letter": (zipped(("C:/evil", b"x", 0o100644)), "zip"),
     "zip name too long": (zipped(("n" * 300, b"x", 0o100644)), "zip"),
     "zip folder with content": (zipped(("a/", b"x", 0o040755)), "zip"),
+    "minus in a size": (signed(b"-0000000001\0"), "tar"),
+    "minus in a size of a bomb": (gzip.compress(signed(b"-0000000001\0") + bytes(64 << 20)), "tar.gz"),
+    "plus in a size": (signed(b"+0000000001\0"), "tar"),
+    "underscore in a size": (signed(b"0000_000_01\0"), "tar"),
+    "minus in a mode": (signed(b"-000644\0", 100), "tar"),
     "negative size": (sized(b"\xff" * 12), "tar"),
     "size beyond any disk": (sized(b"\x80" + (1 << 60).to_bytes(11, "big")), "tar"),
     "size in pax that is no number": (tar(member("a", size="1e3")), "tar"),
@@ -308,6 +321,13 @@ def test_a_bomb_is_refused_by_ratio_before_it_is_written(tmp_path, kind):
 def test_more_than_was_declared_is_refused(tmp_path):
     with pytest.raises(UnsafeArchiveError, match="more than the 3005 bytes that are declared"):
         unpack(tmp_path, honest(), content_bytes=3005)
+
+
+def test_more_folders_than_are_plausible_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(unpack_writer, "_MOST_FOLDERS", 20)
+    folders = [member(f"d{n}/", kind=tarfile.DIRTYPE, data=b"") for n in range(30)]
+    with pytest.raises(UnsafeArchiveError, match="more folders than are plausible"):
+        unpack(tmp_path, tar(*folders))
 
 
 def test_more_files_than_were_declared_are_refused(tmp_path):

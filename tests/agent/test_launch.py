@@ -10,8 +10,9 @@ import threading
 import time
 
 import pytest
-from kernel_tools_agent import api, bootstrap, launch, status
+from kernel_tools_agent import api, bootstrap, launch, status, trainer
 from kernel_tools_agent.errors import AgentError
+from kernel_tools_agent.job import Job
 
 from .conftest import AGENT_FOLDER, load_agent, wait_until
 
@@ -305,3 +306,38 @@ def _sha(data):
     import hashlib
 
     return hashlib.sha256(data).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [
+        ({}, {"HF_HOME": "/r/huggingface"}),
+        ({"HF_HOME": "/mnt/hf"}, {}),
+        ({"HF_HUB_CACHE": "/mnt/hub"}, {}),
+        ({"XDG_CACHE_HOME": "/mnt/cache"}, {}),
+    ],
+)
+def test_what_the_hub_gives_is_kept_beside_the_runs_unless_the_host_says_where(
+    monkeypatch, tmp_path, environment, told
+):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert trainer.cache_home("/r/runs/one", environment) == told
+    login = tmp_path / ".cache/huggingface/token"
+    login.parent.mkdir(parents=True)
+    login.write_text("of a login")
+    with_login = trainer.cache_home("/r/runs/one", environment)
+    assert with_login == (dict(told, HF_TOKEN_PATH=str(login)) if told else {})
+
+
+@pytest.mark.parametrize(
+    "hub",
+    [
+        "org/repo", {}, {"repository": "repo"}, {"repository": "org/repo/file"},
+        {"repository": "../repo"}, {"repository": "org/repo", "path": "../x"},
+        {"repository": "org/repo", "path": "/x"}, {"repository": "org/repo", "path": 1},
+        {"repository": "-x/repo"}, {"repository": "org/repo\n"},
+    ],
+)  # fmt: skip
+def test_a_job_that_names_no_place_on_the_hub_is_refused(hub):
+    with pytest.raises(AgentError, match="the job's hub"):
+        Job.from_json({"run_id": "one", "argv": ["x"], "hub": hub})

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from kernel_tools_agent import complete_set, processes, push
+from kernel_tools_agent import api, complete_set, processes, push
 from kernel_tools_agent.complete_set import CompleteSet, Ledger
 from kernel_tools_agent.errors import PushError, StopRequestedError
 from kernel_tools_agent.job import Job, PushPolicy
@@ -381,6 +381,7 @@ def test_a_milestone_then_the_end_of_a_crash_are_in_the_store(remote, store):
     listed = {row["path"]: row["sha256"] for row in json.loads(files["artifacts.json"])["files"]}
     pushed = {row["path"]: row["sha256"] for row in manifest["files"]}
     assert {path: pushed[path] for path in listed} == listed
+    assert remote.agent("crash")["push"]["life_seconds"] == 26 * 3600
     log = remote.text("crash", "train.log")
     assert "pushed=epoch 1 files=" in log
     assert "remote_artifact_uploaded=weights/last.pt\n" not in log  # it was there already
@@ -433,9 +434,14 @@ def test_newer_links_that_a_contact_laid_are_used(remote, store):
     path = os.path.join(remote.root, "secrets", "renew.push.json")
     with open(path, "w") as stream:
         json.dump(store.targets("renew", spare=20), stream)
+    assert api.renewed(remote_dir=remote.root, run_id="renew") == {"kept": True}
     go(remote, "renew")
     assert remote.wait_end("renew")["state"] == "completed"
     assert store.pushed("renew")[0]["ended"]
+    assert glob.glob(os.path.join(remote.root, "secrets", "renew*")) == []
+    with open(path, "w") as stream:  # laid by a contact that had not yet seen the end
+        json.dump(store.targets("renew", spare=20), stream)
+    assert api.renewed(remote_dir=remote.root, run_id="renew") == {"kept": False}
     assert glob.glob(os.path.join(remote.root, "secrets", "renew*")) == []
 
 

@@ -43,12 +43,12 @@ def dataset(data, dest="data/coins", **fields):
     return entry
 
 
-def run(remote, store, run_id, inputs, wait=True):
+def run(remote, store, run_id, inputs, wait=True, **fields):
     secrets = {"inputs": {one["object"]: store.url(one["object"]) for one in inputs}, "env": {}}
     os.makedirs(os.path.join(remote.root, "secrets"), exist_ok=True)
     with open(os.path.join(remote.root, "secrets", run_id + ".json"), "w") as stream:
         json.dump(secrets, stream)
-    job = remote.job(run_id, argv=[sys.executable, "-c", SHOW], inputs=inputs)
+    job = remote.job(run_id, argv=[sys.executable, "-c", SHOW], inputs=inputs, **fields)
     remote.launch_job(job, secrets_file=f"secrets/{run_id}.json")
     return remote.wait_end(run_id) if wait else None
 

@@ -36,7 +36,8 @@ def test_the_end_of_a_rank_is_named(remote, fault, state, message, code):
     assert "distributed=True world_size=2" in remote.text(fault, "train.log")
     ranks = remote.poll(fault)["agent"]["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1]
-    assert ranks[1]["exit_code"] in {{"none": 0, "raise": 1, "kill": -9, "exit": 5}[fault]} | aborted
+    own = {"none": 0, "raise": 1, "kill": -9, "exit": 5}[fault]
+    assert ranks[1]["exit_code"] in {own} | aborted
     assert remote.processes(fault) == []
     assert "torchelastic" not in os.listdir(remote.dir(fault))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import pytest
 
 from tests.e2e.lab import READY, Lab, jupyterlab
 
+# What the front end itself says of a widget whose kernel is gone.
+GONE = "widget model not found"
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
@@ -46,10 +49,16 @@ def page(browser: Any) -> Iterator[Any]:
     hosts: set[str] = set()
     errors: list[str] = []
     context.on("request", lambda request: hosts.add(request.url.split("/")[2].partition(":")[0]))
-    context.on(
-        "console", lambda message: errors.append(message.text) if message.type == "error" else None
-    )
+
+    def said(message: Any) -> None:
+        if message.type == "error" and GONE not in message.text:
+            errors.append(message.text)
+
+    context.on("console", said)
     yield context.new_page()
+    if folder := os.environ.get("E2E_PICTURES"):
+        for number, one in enumerate(context.pages):
+            one.screenshot(path=Path(folder, f"last-{number}.png"))
     context.close()
     assert hosts <= {"127.0.0.1", ""}
     assert errors == []
@@ -77,8 +86,11 @@ def run_cell(page: Any, index: int) -> None:
     )
 
 
-def pictures(page: Any, name: str = "live") -> Iterator[tuple[str, Any]]:
-    """Show the page in light and dark, wide and narrow; kept in `E2E_PICTURES` where that is set."""
+def pictures(page: Any, name: str = "live", *, of: Any = None) -> Iterator[tuple[str, Any]]:
+    """Show the page in light and dark, wide and narrow, scrolled to the locator `of`.
+
+    They are kept in `E2E_PICTURES` where that is set.
+    """
     folder = os.environ.get("E2E_PICTURES")
     for theme in ("Dark", "Light"):
         page.evaluate(
@@ -88,10 +100,24 @@ def pictures(page: Any, name: str = "live") -> Iterator[tuple[str, Any]]:
         for width in (800, 1400):
             page.set_viewport_size({"width": width, "height": 1300})
             page.wait_for_timeout(300)  # the browser lays it out anew
+            if of is not None:
+                of.scroll_into_view_if_needed()
             label = f"{name}-{theme.lower()}-{width}"
             if folder:
                 page.screenshot(path=Path(folder, f"{label}.png"))
             yield label, page
+
+
+def figures(cell: Any) -> dict[str, str]:
+    """The tokens that a cell's panel shows, {} before there is one."""
+    found = cell.locator("code:visible", has_text="sync_size_mb=")
+    text = found.first.inner_text() if found.count() else ""
+    return dict(re.findall(r"(\w+)=(\S+)", text))
+
+
+def shows_steps(cell: Any) -> int:
+    """The optimizer steps among them, 0 before there are any."""
+    return int(figures(cell).get("optimizer_steps", 0))
 
 
 def clipped(page: Any) -> list[str]:

@@ -6,7 +6,6 @@ no torch.
 
 from __future__ import annotations
 
-import re
 import shutil
 import time
 from pathlib import Path
@@ -14,7 +13,15 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from tests.e2e.conftest import clipped, command, open_notebook, pictures, run_cell
+from tests.e2e.conftest import (
+    clipped,
+    command,
+    figures,
+    open_notebook,
+    pictures,
+    run_cell,
+    shows_steps,
+)
 from tests.e2e.lab import wait_until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
@@ -32,19 +39,15 @@ BUSY = "window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.st
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-def figures(cell):
-    """The tokens that the cell's panel shows, {} before there is one."""
-    found = cell.locator("code", has_text="sync_size_mb=")
-    text = found.first.inner_text() if found.count() else ""
-    return dict(re.findall(r"(\w+)=(\S+)", text))
-
-
-def steps(cell):
-    return int(figures(cell).get("optimizer_steps", 0))
-
-
 def button(cell, name):
     return cell.get_by_role("button", name=name, exact=True)
+
+
+def below_the_name(page):
+    """What the stylesheet adds to the panel's head."""
+    return page.evaluate(
+        "() => getComputedStyle(document.querySelector('.jupyter-widgets .kt-head'), '::after').content"
+    )
 
 
 def interrupted(page, cell):
@@ -70,19 +73,19 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
     panel, mine, waiting, reloading = (page.locator(".jp-CodeCell").nth(i) for i in range(1, 5))
     run_cell(page, 0)
     run_cell(page, 1)
-    panel.locator(".kt-badge", has_text="training").wait_for(timeout=60_000)
+    panel.locator(".kt-badge:visible", has_text="training").wait_for(timeout=60_000)
 
     # Its figures move, and what the trainer says of itself is shown as text.
-    wait_until(lambda: steps(panel) > 1, seconds=30)
-    seen = steps(panel)
-    wait_until(lambda: steps(panel) > seen + 3, seconds=20)
+    wait_until(lambda: shows_steps(panel) > 1, seconds=30)
+    seen = shows_steps(panel)
+    wait_until(lambda: shows_steps(panel) > seen + 3, seconds=20)
     shown = figures(panel)
     assert shown["world_size"] == "2"
     assert float(shown["sync_size_mb"]) > 0
-    assert panel.locator(".kt-curves svg").count() == 1
+    assert panel.locator(".kt-curves svg:visible").count() == 1
     assert panel.locator("img").count() == 0
-    assert EVIL in panel.locator(".kt-log").inner_text()
-    assert EVIL in panel.locator("dl").first.inner_text()
+    assert EVIL in panel.locator(".kt-log:visible").inner_text()
+    assert EVIL in panel.locator("dl:visible").first.inner_text()
     bars = panel.get_by_role("progressbar")
     assert bars.count() == 2
     assert 0 <= int(bars.first.get_attribute("aria-valuenow")) <= 100
@@ -103,7 +106,7 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
         assert clipped(view) == [], name
     # The newest line is in sight.
     assert page.evaluate(
-        "() => { const e = document.querySelector('.kt-log').closest('.widget-vbox');"
+        "() => { const e = document.querySelector('.widget-vbox .kt-log').closest('.widget-vbox');"
         " return e.scrollHeight > e.clientHeight && Math.abs(e.scrollTop) < 2; }"
     )
 
@@ -113,8 +116,8 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
     run_cell(other, 0)
     run_cell(other, 1)
     second = other.locator(".jp-CodeCell").nth(1)
-    second.locator(".kt-badge", has_text="training").wait_for(timeout=60_000)
-    wait_until(lambda: abs(steps(second) - steps(panel)) <= 10, seconds=20)
+    second.locator(".kt-badge:visible", has_text="training").wait_for(timeout=60_000)
+    wait_until(lambda: abs(shows_steps(second) - shows_steps(panel)) <= 10, seconds=20)
     same = ("sync_files", "sync_size_mb", "world_size", "skipped_steps")
     assert [figures(second)[name] for name in same] == [figures(panel)[name] for name in same]
 
@@ -122,9 +125,9 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
     command(other, "docmanager:save")
     wait_until(lambda: outputs(lab.root / "second.ipynb", 1), seconds=20)
     open_notebook(other, lab, "second.ipynb")
-    wait_until(lambda: steps(second) > 0, seconds=30)
-    seen = steps(second)
-    wait_until(lambda: steps(second) > seen + 3, seconds=20)
+    wait_until(lambda: shows_steps(second) > 0, seconds=30)
+    seen = shows_steps(second)
+    wait_until(lambda: shows_steps(second) > seen + 3, seconds=20)
     button(second, "Stop").focus()
     for name in ("Fetch best", "Detach", "Copy log path"):
         other.keyboard.press("Tab")
@@ -135,13 +138,28 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
     other.keyboard.press("Space")
     button(second, "Keep it running").wait_for(state="hidden")
 
+    # Its kernel is restarted: the panel says that it is dead. Saved and opened again, what it last showed
+    # is there, and running the cells once more takes the run up.
+    other.evaluate("window.jupyterapp.shell.currentWidget.sessionContext.restartKernel()")
+    wait_until(lambda: "kernel behind this panel is gone" in below_the_name(other), seconds=30)
+    command(other, "docmanager:save")
+    open_notebook(other, lab, "second.ipynb")
+    second.locator("text=as it stood at").wait_for(timeout=30_000)
+    assert shows_steps(second) > 0
+    assert second.locator("text=model not found").is_hidden()
+    run_cell(other, 0)
+    run_cell(other, 1)
+    second.locator(".kt-badge:visible", has_text="training").wait_for(timeout=60_000)
+    seen = shows_steps(second)
+    wait_until(lambda: shows_steps(second) > seen, seconds=20)
+
     # Stop asks, and ends it: both notebooks say so.
     button(panel, "Stop").click()
     asked = time.monotonic()
     button(panel, "Yes, stop it").click()
-    panel.locator(".kt-badge", has_text="stopped").wait_for(timeout=30_000)
+    panel.locator(".kt-badge:visible", has_text="stopped").wait_for(timeout=30_000)
     assert time.monotonic() - asked < 10
-    second.locator(".kt-badge", has_text="stopped").wait_for(timeout=20_000)
+    second.locator(".kt-badge:visible", has_text="stopped").wait_for(timeout=20_000)
     for cell in (panel, second):
         cell.locator(".widget-button").first.wait_for(state="detached")
 
@@ -152,12 +170,13 @@ def test_a_run_is_watched_stopped_and_found_again(lab, page):
     wait_until(
         lambda: f"optimizer_steps={last['optimizer_steps']}" in str(outputs(path, 1)), seconds=20
     )
-    (display,) = [one for one in outputs(path, 1) if one.output_type == "display_data"]
+    display, nothing = [one for one in outputs(path, 1) if one.output_type == "display_data"]
     assert set(display.data) == {"text/html", "text/plain"}
+    assert nothing.data == {"text/html": "", "text/plain": ""}
     assert EVIL in display.data["text/plain"]
     assert path.stat().st_size < 60_000
     open_notebook(page, lab, path.name)
-    panel.locator(".kt-badge", has_text="stopped").wait_for(timeout=60_000)
+    panel.locator(".kt-badge:visible", has_text="stopped").wait_for(timeout=60_000)
     assert figures(panel) == last
     assert panel.locator("img").count() == 0
     for name, view in pictures(page, "ended"):

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -49,6 +49,7 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.lock = threading.Lock()
         self.fail_uploads = False
+        self.on_upload: Callable[[], None] = lambda: None  # while the bytes of a file are on their way
 
     @property
     def url(self) -> str:
@@ -173,6 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(200, {"transfer": "basic", "objects": objects})
 
     def upload(self, oid: str, *, query: str) -> None:
+        self.server.on_upload()
         if self.server.fail_uploads:
             self._answer(403, {"error": "the link has expired"})
         elif hashlib.sha256(self.body).hexdigest() != oid:

@@ -124,13 +124,14 @@ def test_help_reads_well(loaded, capsys):
 
 LAUNCH = (
     " --set --nproc-per-node --device --dataset --artifact --artifact-dir --sync-path --exclude"
-    " --allow-large --timeout --max-hours --stall-minutes --max-restarts --push --no-push --push-epochs --push-minutes --name --wait --no-wait --dry-run"
+    " --allow-large --timeout --max-hours --stall-minutes --max-restarts --push --no-push --push-epochs --push-minutes --push-to --name --wait --no-wait --dry-run"
 )
 OPTIONS = {
     "remote_eval": "--run --checkpoint --calibrate" + LAUNCH,
     "remote_visualize": "--run --checkpoint --count --min-score --calibration" + LAUNCH,
     "remote_connect": "--token-env --kernel-name --attach --client --remote-dir --as"
     " --password-env --keep-alive",
+    "remote_info": "--dataset",
     "remote_disconnect": "",
     "remote_sync": "--dry-run --sync-path --exclude --allow-large",
     "stage_dataset": "--name --object-name --expected-root --sha256 --config --to --force --dry-run",

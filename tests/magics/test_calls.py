@@ -136,9 +136,9 @@ def test_no_wait_returns_at_once_in_batch(loaded, session, batch):
 def test_interactive_returns_at_once_with_a_live_panel(loaded, session, interactive):
     loaded.run_cell("run = %remote_train coins").raise_error()
     assert session.the_run.waits == 0
-    (shown,) = published(loaded)
+    twin, shown = published(loaded)
     assert "application/vnd.jupyter.widget-view+json" in shown["data"]
-    assert "world_size=2" in shown["data"]["text/plain"]
+    assert "world_size=2" in twin["data"]["text/plain"]
 
 
 def test_interrupting_an_interactive_wait_gives_the_run_back(loaded, session, interactive):
@@ -220,9 +220,29 @@ def test_attach_in_a_batch_notebook_shows_and_does_not_block(loaded, session, ba
 )
 def test_fetch_tells_a_run_from_patterns(loaded, session, line, run_id, globs, to):
     view = loaded.run_line_magic("remote_fetch", line)
-    assert session.calls == [("run", (run_id,), {"on": None})]
+    assert session.calls[0] == ("run", (run_id,), {"on": None})
+    assert keywords(session, "push_weights") == {"to": None, "source": "kernel", "on": None}
     assert session.the_run.calls == [("fetch", globs, to)]
     assert "15.10 MB" in view.plain()
+
+
+def test_fetch_brings_files_though_the_hub_refuses_what_the_launch_asked_for(
+    loaded, session, monkeypatch, capsys
+):
+    def refused(*_args, **_keywords):
+        raise KernelToolsError("The hub asks for a token.", hint="Set HF_TOKEN.")
+
+    monkeypatch.setattr(session, "push_weights", refused, raising=False)
+    view = loaded.run_line_magic("remote_fetch", "")
+    assert "15.10 MB" in view.plain()
+    assert capsys.readouterr().out == "weights_not_pushed=The hub asks for a token. Set HF_TOKEN.\n"
+    with pytest.raises(KernelToolsError, match="asks for a token"):
+        loaded.run_line_magic("remote_fetch", "--push-to hf://org/coins")
+
+
+def test_info_hands_the_data_sets_on(loaded, session):
+    loaded.run_line_magic("remote_info", "--dataset coins --dataset cars --on gpu")
+    assert session.calls == [("info", (), {"datasets": ["coins", "cars"], "on": "gpu"})]
 
 
 @pytest.mark.parametrize(("line", "now"), [("", False), ("--now", True)])

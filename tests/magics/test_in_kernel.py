@@ -97,9 +97,10 @@ def test_a_panel_updates_from_its_thread_and_ends_as_a_static_summary():
         "print(CLOCK.flush(), list(CLOCK.errors))",
     )
     assert streams(notebook.cells[1]).strip() == "True []"
-    (display,) = notebook.cells[0].outputs
+    display, nothing = notebook.cells[0].outputs
     assert set(display.data) == {"text/html", "text/plain"}
     assert "optimizer_steps=280" in display.data["text/html"]
+    assert nothing.data == {"text/html": "", "text/plain": ""}
 
 
 def test_a_thousand_epochs_leave_a_small_notebook():

@@ -126,11 +126,11 @@ def test_interactive_returns_at_once_and_fills_its_place_when_the_run_has_ended(
 ):
     loaded.run_cell("run = %remote_eval").raise_error()
     assert session.the_run.waits == 0
-    panel, place = published(loaded)
+    _twin, panel, place = published(loaded)
     assert "application/vnd.jupyter.widget-view+json" in panel["data"]
     assert "The figures appear here" in place["data"]["text/plain"]
     session.the_run.tell(ended())
-    eventually(lambda: len(published(loaded)) >= 4)  # the panel becomes a summary, the place fills
+    eventually(lambda: len(published(loaded)) >= 6)  # the panel becomes a summary, the place fills
     (filled,) = [
         message
         for message in published(loaded)
@@ -185,7 +185,8 @@ def test_disconnecting_closes_the_place(loaded, session, interactive):
     loaded.run_cell("run = %remote_eval").raise_error()
     follow.let_go(())
     assert CLOCK.flush()  # the panel's farewell
-    assert "Disconnected." in published(loaded)[-1]["data"]["text/plain"]
+    texts = [one["data"]["text/plain"] for one in published(loaded) if one.get("update")]
+    assert sum("Disconnected." in text for text in texts) == 2  # of the panel and of the place
     session.the_run.tell(ended())
     assert session.the_run.calls == []
 

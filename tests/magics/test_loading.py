@@ -15,6 +15,7 @@ MAGICS = {
     "remote_disconnect",
     "remote_eval",
     "remote_fetch",
+    "remote_info",
     "remote_logs",
     "remote_run",
     "remote_runs",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import unicodedata
 from datetime import datetime, timezone
 from pathlib import Path
 
@@ -15,7 +16,11 @@ from kernel_tools.stores.base import ObjectStore
 from kernel_tools.stores.multipart import PART_BYTES
 from tests.store.conftest import fetch, put
 
-ODD_NAMES = ["a b/c d.tar", "plus+and#and%.tar", "żółw/日本.tar", "tilde~and&=?.tar"]
+ODD_NAMES = [
+    "a b/c d.tar", "plus+and#and%.tar", "żółw/日本.tar", "tilde~and&=?.tar", " lead and trail .tar", "100%25.tar",
+    "a%20b+c d.tar", "%2F.tar", "'quoted\".tar", "<&amp;]]>.tar", "..a/...tar", "*[x]{y}|`^@$!().tar", "😀.tar",
+    unicodedata.normalize("NFD", "żółw.tar"), "-x:y;z=1,.tar", "n" * 251 + ".tar",
+]  # fmt: skip
 
 
 @pytest.fixture(params=["s3", "hub"])
@@ -84,8 +89,10 @@ def test_odd_names_work_everywhere(store: ObjectStore, tmp_path: Path, key: str)
 
 
 @pytest.mark.parametrize(
-    "key", ["", "/a", "a/", "a//b", "../a", "a/./b", "a\\b", "a\nb", "x" * 1025]
-)
+    "key",
+    ["", "/a", "a/", "a//b", "../a", "a/./b", "a\\b", "a\nb", "x" * 1025, "y" * 256, "é" * 128, "%2e%2e/a",
+     "a/%2E", "a\0", "a\x7fb", "a\x85b", "a\u2028b", "\u202ea", "a\u200bb", "a\uffffb", "\udc80", "/".join("x" * 600)],
+)  # fmt: skip
 def test_names_that_something_on_the_way_would_rewrite_are_refused_up_front(
     store: ObjectStore, key: str
 ) -> None:

@@ -17,10 +17,12 @@ import pytest
 from kernel_tools.datasets import stage
 from kernel_tools.errors import StoreError
 from kernel_tools.stores import multipart
+from kernel_tools.stores.begun import begun
 from kernel_tools.stores.drafts import DraftStore
 from kernel_tools.stores.local import LocalStore
 from kernel_tools.stores.s3 import S3Store
 from tests.fakes.relay import Relay, relay_to
+from tests.store.conftest import put
 
 ROOT = Path(__file__).resolve().parents[2]
 PART_BYTES = 5 << 20  # S3's smallest, so that a small data set has several
@@ -214,7 +216,7 @@ def test_a_cut_line_leaves_what_was_sent_for_the_next_call(
         stage(folder, store=through(relay, store), project_dir=folder.parent / "project")
     assert list(store.list()) == []
     settled_parts(store)
-    (left,) = multipart.unfinished(store._client, store.bucket, "")
+    (left,) = begun(store._client, store.bucket, "")
     sent.clear()
     monkeypatch.setattr(
         multipart.Upload,
@@ -266,6 +268,20 @@ def test_parts_of_another_content_are_not_taken_for_ones_own(
 
     data = store.read_range(reference.object, offset=0, length=reference.size_bytes)
     assert hashlib.sha256(data).hexdigest() == reference.sha256
+
+
+def test_what_was_begun_is_listed_under_its_own_name_however_many_there_are(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernel_tools.stores.begun._LISTED_AT_ONCE", 2)
+    names = ["a%20b.tar", "a b.tar", "a+b.tar", "żółw#1.tar", "żółw#1.tar", "100%25.tar", "z.tar"]
+    put(store, b"x", "a b.tar")
+    uploads = sorted((name, store.begin_upload(name), 0) for name in names)
+    assert sorted(store.unfinished()) == uploads
+    assert store.unfinished("a+") == tuple(row for row in uploads if row[0] == "a+b.tar")
+    for name, upload_id, _ in uploads:
+        store.abort_upload(name, upload_id)
+    assert store.unfinished() == ()
 
 
 def test_what_was_begun_and_never_ended_is_listed_and_can_be_removed(store: LocalStore) -> None:

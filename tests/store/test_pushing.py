@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime as dt
 import hashlib
 import os
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -179,7 +181,7 @@ def test_links_are_renewed_when_half_their_life_is_over_or_uploads_run_out(
     left_days: float, uploads_left: int, largest: int, due: bool
 ) -> None:
     now = 1_800_000_000.0
-    renewal = Renewal(lambda: None, None, RUN, life=7 * 86400, clock=lambda: now)  # type: ignore[arg-type, return-value]
+    renewal = Renewal(lambda: None, None, RUN, clock=lambda: now)  # type: ignore[arg-type, return-value]
     expires = dt.datetime.fromtimestamp(now + left_days * 86400, dt.timezone.utc).isoformat()
     told = snapshot(expires_at=expires, uploads_left=uploads_left, largest_bytes=largest)
     assert renewal.due(told) is due
@@ -188,13 +190,66 @@ def test_links_are_renewed_when_half_their_life_is_over_or_uploads_run_out(
 
 def test_a_renewal_lays_new_links_where_the_agent_looks(store: LocalStore) -> None:
     laid: dict[str, Any] = {}
+    told: list[tuple[str, str]] = []
     connection: Any = SimpleNamespace(
-        put_secrets=lambda name, payload: laid.update({name: payload})
+        put_secrets=lambda name, payload: laid.update({name: payload}),
+        call=lambda function, run_id: told.append((function, run_id)),
     )
-    Renewal(lambda: store, connection, RUN, life=3600).renew(0)
+    Renewal(lambda: store, connection, RUN).renew(0, 3600)
     targets = _targets(laid[f"{RUN}.push"])
     assert not targets.expired
+    assert targets.life_seconds == 3600
+    assert told == [("renewed", RUN)]
     assert targets.manifest.object == f"runs/{RUN}/manifest.json"
+
+
+def test_a_renewal_signs_for_as_long_as_the_launch_did() -> None:
+    now = 1_800_000_000.0
+    renewal = Renewal(lambda: None, None, RUN, clock=lambda: now)  # type: ignore[arg-type, return-value]
+
+    def due(left_hours: float) -> bool:
+        end = dt.datetime.fromtimestamp(now + left_hours * 3600, dt.timezone.utc).isoformat()
+        return renewal.due(snapshot(expires_at=end, life_seconds=32 * 3600, largest_bytes=1))
+
+    assert (due(17), due(15)) == (False, True)
+
+
+def ended(store: LocalStore, **changes: Any) -> Any:
+    """A run whose agent has said its last word."""
+    told = {"uploads_left": 16, "largest_bytes": 1, "expires_at": "2099-01-01T00:00:00+00:00"}
+    told |= changes.pop("told", {})
+    facts = {"terminal": True, "status": {"phase": "done"}, "agent": {"push": told}} | changes
+    return SimpleNamespace(contact=SimpleNamespace(kind="live"), **facts)
+
+
+def until(condition: Any, seconds: float = 20.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.05)
+
+
+def test_what_was_begun_in_parts_and_not_used_goes_when_the_run_has_ended(
+    store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pushing, "PART_BYTES", 5 << 20)
+    first, second = signed(store, largest_bytes=6 << 20), signed(store, largest_bytes=6 << 20)
+    Machine(tmp_path / "run", second).push(weights__last_pt=os.urandom(6 << 20))
+    other = store.begin_upload("runs/another/a/weights/last.pt")
+    begun = 2 * len(pushing.LARGE_FILES) * len(pushing.SLOTS) * pushing.UPLOADS_A_SLOT
+    assert len(store.unfinished(f"runs/{RUN}/")) == begun - 1
+    assert first != second
+
+    renewal = Renewal(lambda: store, None, RUN)  # type: ignore[arg-type, return-value]
+    renewal(ended(store, terminal=False))
+    renewal(ended(store, status={"phase": "train"}))  # concluded from silence: it may push yet
+    renewal(ended(store, told={"uploads_left": 0}))
+    assert len(store.unfinished(f"runs/{RUN}/")) == begun - 1
+    renewal(ended(store))
+    until(lambda: not store.unfinished(f"runs/{RUN}/"))
+    assert store.unfinished() == (("runs/another/a/weights/last.pt", other, 0),)
+    store.abort_upload("runs/another/a/weights/last.pt", other)
+    assert read_pushed(store, RUN).find(LAST) is not None
 
 
 @pytest.mark.parametrize(

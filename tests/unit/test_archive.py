@@ -6,6 +6,7 @@ import hashlib
 import io
 import json
 import os
+import struct
 import sys
 import tarfile
 import zipfile
@@ -270,3 +271,63 @@ def test_a_hash_counts_what_it_has_seen() -> None:
         3,
     )
     assert seen == [2, 3]
+
+
+def tarred(*members: tuple[tarfile.TarInfo, bytes], kind: str = "tar") -> io.BytesIO:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w" if kind == "tar" else "w:gz") as tar:
+        for info, content in members:
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    data.seek(0)
+    return data
+
+
+def one(name: str, content: bytes = b"x", **fields: object) -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info, content
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ([one("set/l", b"", type=tarfile.SYMTYPE, linkname="a")], "a symbolic link"),
+        ([one("../evil")], "leaves the folder"),
+        ([one("set/A.jpg"), one("set/a.jpg")], "two entries that are one"),
+        ([one("set/su", mode=0o4755)], "set-user-id"),
+        ([one("set/f", b"", type=tarfile.FIFOTYPE)], "a FIFO"),
+        ([one("set/a\nb")], "control characters"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["tar", "tar.gz"])
+def test_what_the_remote_would_refuse_is_refused_before_it_is_uploaded(
+    members: list[tuple[tarfile.TarInfo, bytes]], why: str, kind: str
+) -> None:
+    with pytest.raises(StagingError, match=f"it would not be unpacked as a {kind}: .*{why}"):
+        inspect_archive(tarred(*members, kind=kind), kind=kind, what="it", force=True)
+
+
+@pytest.mark.parametrize("cut", [1, 600, 9000])
+def test_an_archive_that_was_cut_short_is_refused_before_it_is_uploaded(cut: int) -> None:
+    whole = tarred(one("set/a", os.urandom(50_000)), kind="tar.gz").getvalue()
+    with pytest.raises(StagingError, match="no sound|would not be unpacked"):
+        inspect_archive(io.BytesIO(whole[:-cut]), kind="tar.gz", what="it")
+
+
+def test_a_zip_that_lies_about_its_sizes_costs_no_time() -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("set/a", b"0123456789")
+    lying = bytearray(data.getvalue())
+    struct.pack_into("<I", lying, lying.rindex(b"PK\x01\x02") + 24, 0xFFFFFFF0)
+    assert (
+        inspect_archive(io.BytesIO(bytes(lying)), kind="zip", what="it").content_bytes == 0xFFFFFFF0
+    )
+    link = zipfile.ZipInfo("set/l")
+    link.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr(link, "/etc/passwd")
+    with pytest.raises(StagingError, match="would not be unpacked as a zip: .* a symbolic link"):
+        inspect_archive(data, kind="zip", what="it")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
+from kernel_tools import watch
 from kernel_tools.errors import AgentError, KernelAuthError, KernelConnectionError
 from kernel_tools.mirror import RunMirror
 from kernel_tools.run import Run, StopAnswer
 from kernel_tools.state import RunState
+from kernel_tools.watch import STOPPING_POLL_SECONDS
 
 from .test_watch import RECORD, Remote
 
@@ -65,6 +69,27 @@ def test_a_stop_while_contact_is_lost_is_said_when_it_is_back(run, remote):
     remote.failure = None
     assert run.wait(20).state is RunState.STOPPED
     assert [(asked["now"], asked["message"]) for asked in stops(remote)] == [(True, "enough")]
+
+
+@pytest.mark.parametrize(
+    ("state", "pause"), [("stopping", STOPPING_POLL_SECONDS), ("training", watch.POLL_SECONDS)]
+)
+def test_somebody_who_waits_for_the_end_hears_of_it_sooner(remote, tmp_path, state, pause):
+    pauses = []
+
+    class Wake:
+        def wait(self, seconds):
+            pauses.append(seconds)
+            remote.state = "stopped"
+
+        def clear(self):
+            pass
+
+    remote.state = state
+    watcher = watch.RunWatcher(RECORD, link=remote, mirror=RunMirror(tmp_path / "mirror"))
+    watch._watch(weakref.ref(watcher), Wake())
+    assert pauses == [pause]
+    assert watcher.snapshot.state is RunState.STOPPED
 
 
 @pytest.mark.parametrize("error", [KernelAuthError("expired"), AgentError("no such run")])

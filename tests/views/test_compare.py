@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 
 from kernel_tools.comparing import kept
-from kernel_tools.errors import InvalidArgumentError
-from kernel_tools.mirror import STEPS
+from kernel_tools.errors import InvalidArgumentError, KernelConnectionError
+from kernel_tools.mirror import STEPS, RunMirror
 from kernel_tools.registry import Registry, RunRecord, write_json
+from kernel_tools.run import Run
 from kernel_tools.session import Session
 from kernel_tools.views.compare import Compared, Comparison, differing, settings_of
 from tests.fakes.runs import ended, snapshot, status
@@ -32,6 +33,18 @@ def compared(run_id, lr, loss, **changes):
         metrics=({"epoch": 1, "metrics": {"AP50": 0.5}}, {"epoch": 2, "metrics": {"AP50": 0.9}}),
     )
     return Compared(told, settings_of(command(lr)))
+
+
+class Unasked:
+    """A line that is down: what is known here must do."""
+
+    where = "there"
+
+    def call(self, *_words, **_told):
+        raise KernelConnectionError("no answer")
+
+    def get_file(self, *_words):
+        raise KernelConnectionError("no answer")
 
 
 @pytest.fixture
@@ -95,6 +108,27 @@ def test_a_run_that_ended_is_compared_without_a_connection(tmp_path):
     found = Session(tmp_path).compare("1111", "2222")
     assert [row[2] for row in found.table.rows] == ["0.1", "0.2"]
     assert [one.snapshot.steps[0]["loss"] for one in found.runs] == [2.0, 2.0]
+
+
+def test_without_names_evaluations_are_left_out(tmp_path):
+    session = Session(tmp_path)
+    judged = ("-m", "detector", "eval", "--config", "a.yaml")
+    told = {
+        "20260102-030405-a-1111": command(0.1),
+        "20260102-030406-eval-2222": judged,
+        "20260102-030407-b-3333": command(0.2),
+        "20260102-030408-tool-4444": ("sh", "-c", "make"),
+    }
+    for run_id, argv in told.items():
+        record = RunRecord(run_id, "coins", "2026", "local", "r", "a", argv=argv)
+        session.registry.save(record)
+        write_json(session.registry.folder(run_id) / "status.json", dict(ended().status))
+        mirror = RunMirror(session.registry.folder(run_id))
+        session._runs.hold(Run(record, link=Unasked(), mirror=mirror))
+    found = session.compare()
+    assert [one.snapshot.run_id[-4:] for one in found.runs] == ["1111", "3333", "4444"]
+    named = session.compare("1111", "2222")
+    assert [one.snapshot.run_id[-4:] for one in named.runs] == ["1111", "2222"]
 
 
 def test_one_run_is_too_few_and_a_run_never_seen_to_end_is_not_read_from_here(tmp_path):

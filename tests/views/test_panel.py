@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from kernel_tools.errors import KernelTimeoutError
 from kernel_tools.run import StopAnswer
 from kernel_tools.views import facts
 from kernel_tools.views.pace import Pace
-from kernel_tools.views.panel import CURVES_SECONDS, LOG_CHARACTERS, Panel
+from kernel_tools.views.panel import CURVES_SECONDS, KEPT_SECONDS, LOG_CHARACTERS, Panel
 from kernel_tools.views.render import RenderClock
 from tests.fakes.runs import RUN_ID, FakeRun, ended, snapshot, training
 from tests.fakes.shell import published
@@ -54,25 +56,53 @@ def test_it_follows_the_run(panel, run, clock):
     assert "validating" in panel.head.value
 
 
-def test_without_widgets_the_same_display_is_readable(panel, shell):
-    (shown,) = published(shell)
-    assert set(shown["data"]) == {WIDGET, "text/plain", "text/html"}
-    assert "optimizer_steps=97" in shown["data"]["text/html"]
-    assert f"%remote_attach {RUN_ID}" in shown["data"]["text/plain"]
+def test_where_no_widget_can_be_a_static_twin_is_readable(panel, shell):
+    kept, live = published(shell)
+    assert set(live["data"]) == {WIDGET, "text/plain"}
+    assert set(kept["data"]) == {"text/plain", "text/html"}
+    assert "optimizer_steps=97" in kept["data"]["text/html"]
+    assert f"%remote_attach {RUN_ID}" in kept["data"]["text/plain"]
+    for told in kept["data"].values():
+        assert re.search(r"as it stood at \d{4}-\d\d-\d\d \d\d:\d\d", told)
+        assert "contact: live" not in told
+    # The page hides it as long as the panel is there.
+    (token,) = re.findall(r"body:has\(\.kt-live-(\w+)\)", kept["data"]["text/html"])
+    assert f'class="kt-kept-{token}"' in kept["data"]["text/html"]
+    assert f"kt-live-{token}" in panel.box._dom_classes
+
+
+def test_the_static_twin_keeps_up_now_and_again(shell, run, clock):
+    now = [100.0]
+    panel = Panel(run, clock=clock, now=lambda: now[0]).show()
+    assert clock.flush()
+
+    def updates(count):
+        run.tell(snapshot(training(optimizer_steps=count)))
+        assert clock.flush()
+        return [one["data"]["text/plain"] for one in published(shell) if one["update"]]
+
+    assert updates(98) == []
+    now[0] += KEPT_SECONDS
+    (told,) = updates(99)
+    assert "optimizer_steps=99" in told
+    assert len(updates(100)) == 1
+    assert panel.live
 
 
 def test_at_the_end_a_static_summary_takes_its_place(panel, run, clock, shell):
     run.tell(ended())
     assert clock.flush()
-    first, last = published(shell)
-    assert last["update"] is True
-    assert last["transient"] == first["transient"]
-    assert set(last["data"]) == {"text/plain", "text/html"}
-    assert "optimizer_steps=280" in last["data"]["text/html"]
+    kept, live, summary, nothing = published(shell)
+    assert (summary["update"], nothing["update"]) == (True, True)
+    assert (summary["transient"], nothing["transient"]) == (kept["transient"], live["transient"])
+    assert nothing["data"] == {"text/plain": "", "text/html": ""}
+    assert set(summary["data"]) == {"text/plain", "text/html"}
+    assert "optimizer_steps=280" in summary["data"]["text/html"]
+    assert "kt-kept" not in summary["data"]["text/html"]
     assert not panel.live
     assert run.subscribers == []
     (left,) = panel.box.children  # for a page that was opened again, and knows the widgets alone
-    assert left.value == last["data"]["text/html"]
+    assert left.value == summary["data"]["text/html"]
     assert panel.stop_button.comm is None
 
 
@@ -81,7 +111,13 @@ def test_what_comes_after_the_end_changes_nothing(panel, run, clock, shell):
     assert clock.flush()
     clock.touch(panel)
     assert clock.flush()
-    assert len(published(shell)) == 2
+    assert len(published(shell)) == 4
+
+
+def test_a_panel_without_its_kernel_says_so(panel):
+    """The front end gives every widget that class when its kernel is gone."""
+    assert ".jupyter-widgets-disconnected .kt-view .kt-head::after" in panel.head.value
+    assert "the kernel behind this panel is gone" in panel.head.value.lower()
 
 
 def test_an_unchanged_state_sends_nothing(panel, run, clock):
@@ -140,7 +176,8 @@ def test_detach_leaves_the_run_alone_and_says_how_to_return(panel, run, clock, s
     assert clock.flush()
     assert run.calls == []
     assert not panel.live
-    assert f"%remote_attach {RUN_ID}" in published(shell)[-1]["data"]["text/html"]
+    (farewell, _nothing) = [one for one in published(shell) if one["update"]]
+    assert f"%remote_attach {RUN_ID}" in farewell["data"]["text/html"]
 
 
 def test_two_panels_of_one_run_live_side_by_side(panel, run, clock, shell):

@@ -190,7 +190,39 @@ def test_a_dry_run_is_told_as_text_and_html(tmp_path):
 
 
 def test_a_sync_tells_what_travelled_that_it_was_verified_and_how_long_it_took():
-    report = SyncReport(("detector",), 51, 240_000, 3, {})
+    report = SyncReport(("detector",), 51, 240_000, 3, {}, sent_bytes=200_000)
     pairs = dict(sync_view(report, seconds=0.25).pairs)
-    assert pairs["sent"] == "3 files, each verified by SHA-256"
-    assert (pairs["size"], pairs["took"]) == ("0.24 MB", "0.25 s")
+    assert pairs["sent"] == "3 files, 0.20 MB, each verified by SHA-256"
+    assert (pairs["size"], pairs["took"]) == ("0.24 MB", "0.25 s, 0.80 MB/s")
+
+
+def test_a_sync_that_had_nothing_to_send_says_so():
+    report = SyncReport(("detector",), 51, 240_000, 0, {})
+    pairs = dict(sync_view(report, seconds=0.25).pairs)
+    assert (pairs["sent"], pairs["took"]) == ("nothing, all of it was there", "0.25 s")
+
+
+@pytest.mark.parametrize(
+    "value", [EVIL, "", {}, [], {EVIL: EVIL}, True, -1, 10**400, float("nan"), float("inf"), None]
+)
+def test_whatever_another_trainer_writes_is_drawn_or_left_out(value):
+    for key in training():
+        if key == "state":
+            continue
+        for state in ("preparing", "training", "completed", "failed"):
+            told = snapshot(training(**{key: value, "state": state}))
+            assert "<img" not in RunView(told).html()
+            assert facts.line(told).startswith(RUN_ID)
+    for key in ("loss", "optimizer_steps", "data_seconds", "step_seconds"):
+        rows = tuple({"optimizer_steps": i, "loss": 9 - i, key: value} for i in range(3))
+        assert "<img" not in RunView(snapshot(steps=rows)).html()
+    rows = ({"epoch": 1, "metrics": value}, {"epoch": value, "metrics": {"AP50": value}})
+    assert "<img" not in RunView(snapshot(metrics=rows)).html()
+
+
+def test_a_program_that_tells_nothing_has_no_epochs_and_no_bar():
+    for state in ("training", "stopping", "completed", "failed"):
+        one = snapshot(status(state=state, elapsed_seconds=12.0))
+        assert facts.bars(one) == ()
+        assert "epoch" not in facts.line(one)
+        assert dict(facts.sections(one)[0].pairs) == {"elapsed": "12 s"}

@@ -49,7 +49,9 @@ class Hub(ThreadingHTTPServer):
         self.asked: list[str] = []
         self.lock = threading.Lock()
         self.fail_uploads = False
-        self.on_upload: Callable[[], None] = lambda: None  # while the bytes of a file are on their way
+        self.on_upload: Callable[[], None] = lambda: (
+            None
+        )  # while the bytes of a file are on their way
 
     @property
     def url(self) -> str:

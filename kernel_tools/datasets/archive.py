@@ -6,7 +6,6 @@ images do not shrink and a GPU host should not spend its time on gzip.
 
 from __future__ import annotations
 
-import fnmatch
 import os
 import stat
 import tarfile
@@ -30,14 +29,11 @@ from kernel_tools.errors import StagingError
 # Suffix -> format. The format names are those of a job's inputs.
 FORMATS: Final = {".tar": "tar", ".tar.gz": "tar.gz", ".tgz": "tar.gz", ".zip": "zip"}
 # Left out of a folder without a word: nothing of a data set.
-IGNORED: Final = (
-    ".DS_Store",
-    "Thumbs.db",
-    ".git",
-    ".ipynb_checkpoints",
-    "__pycache__",
-    ".kernel_tools",
+IGNORED: Final = frozenset(
+    (".DS_Store", "Thumbs.db", ".git", ".ipynb_checkpoints", "__pycache__", ".kernel_tools")
 )
+_USTAR_NAME_BYTES: Final = 100
+_USTAR_MOST_BYTES: Final = 8**11 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +97,7 @@ def scan_folder(folder: Path, *, force: bool = False) -> FolderArchive:
             links, or (unless `force`) a file of credentials or a notebook with outputs.
     """
     top = folder.resolve().name
-    found = sorted(_walk(folder, PurePosixPath(top), ()), key=lambda item: item[0])
+    found = sorted(_walk(folder, top, ()), key=lambda item: item[0])
     if not found:
         raise StagingError(f"{folder} holds no file to stage.")
     if not force:
@@ -111,19 +107,28 @@ def scan_folder(folder: Path, *, force: bool = False) -> FolderArchive:
             for name, path, size_bytes in found
             if is_notebook(name)
         )
-    members = []
-    for name, path, size_bytes in found:
-        info = tarfile.TarInfo(name)
-        info.size = size_bytes
-        info.mode = 0o644
-        members.append(Member(path, size_bytes, info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")))
+    members = [
+        Member(path, size_bytes, _header(name, size_bytes)) for name, path, size_bytes in found
+    ]
     size = sum(member.archived_bytes for member in members)
     return FolderArchive(folder, tuple(members), size + TRAILER_BYTES)
 
 
-def _walk(
-    folder: Path, name: PurePosixPath, above: tuple[str, ...]
-) -> Iterator[tuple[str, Path, int]]:
+def _header(name: str, size_bytes: int) -> bytes:
+    """Return a file's tar header; by `tarfile`, ten times slower, where plain ustar does not hold it."""
+    if len(name) > _USTAR_NAME_BYTES or size_bytes > _USTAR_MOST_BYTES or not name.isascii():
+        info = tarfile.TarInfo(name)
+        info.size = size_bytes
+        info.mode = 0o644
+        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "strict")
+    head = name.encode().ljust(100, b"\0") + b"0000644\0" + b"0000000\0" * 2
+    head += b"%011o\0%011o\0" % (size_bytes, 0)
+    tail = b"0" + bytes(100) + b"ustar\x0000"
+    checksum = sum(head) + sum(tail) + 8 * ord(" ")
+    return (head + b"%06o\0 " % checksum + tail).ljust(tarfile.BLOCKSIZE, b"\0")
+
+
+def _walk(folder: Path, name: str, above: tuple[str, ...]) -> Iterator[tuple[str, Path, int]]:
     real = str(folder.resolve())
     if real in above:
         raise StagingError(f"{folder} is a link to a folder above itself.", hint="Remove the link.")
@@ -133,7 +138,7 @@ def _walk(
     except OSError as error:
         raise StagingError(f"{folder} cannot be read: {error.strerror}.") from error
     for entry in found:
-        if any(fnmatch.fnmatchcase(entry.name, pattern) for pattern in IGNORED):
+        if entry.name in IGNORED:
             continue
         check_member_name(entry.name, where=str(folder))
         try:
@@ -141,9 +146,9 @@ def _walk(
         except OSError as error:
             raise StagingError(f"{entry.path} cannot be read: {error.strerror}.") from error
         if stat.S_ISDIR(status.st_mode):
-            yield from _walk(Path(entry.path), name / entry.name, (*above, real))
+            yield from _walk(Path(entry.path), f"{name}/{entry.name}", (*above, real))
         elif stat.S_ISREG(status.st_mode):
-            yield (name / entry.name).as_posix(), Path(entry.path), status.st_size
+            yield f"{name}/{entry.name}", Path(entry.path), status.st_size
         else:
             raise StagingError(f"{entry.path} is neither a file nor a folder.", hint="Remove it.")
 

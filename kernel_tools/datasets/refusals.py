@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import re
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -14,6 +15,7 @@ FORBIDDEN: Final = (
     ".env", ".env.*", "*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.kdbx", "id_rsa*", "id_dsa*", "id_ecdsa*",
     "id_ed25519*", ".netrc", "_netrc", ".pypirc", ".npmrc", "kaggle.json", "credentials", "credentials.json",
 )  # fmt: skip
+_FORBIDDEN: Final = re.compile("|".join(fnmatch.translate(pattern) for pattern in FORBIDDEN))
 # A notebook above this size is not read; that large, it has outputs.
 NOTEBOOK_BYTES: Final = 64 << 20
 
@@ -26,6 +28,8 @@ def check_member_name(name: str, *, where: str) -> None:
     Raises:
         StagingError: it is no UTF-8, or holds a backslash or a control character.
     """
+    if name.isascii() and name.isprintable() and "\\" not in name:
+        return
     try:
         name.encode()
     except UnicodeEncodeError:
@@ -45,11 +49,7 @@ def refuse_credentials(names: Iterable[str]) -> None:
     Raises:
         StagingError: names the first of them and says how many there are.
     """
-    bad = [
-        name
-        for name in names
-        if any(fnmatch.fnmatchcase(name.rpartition("/")[2].lower(), p) for p in FORBIDDEN)
-    ]
+    bad = [name for name in names if _FORBIDDEN.match(name.rpartition("/")[2].lower())]
     if bad:
         raise StagingError(
             f"{_first(bad)} would travel with the data set and may hold credentials.",

@@ -9,6 +9,7 @@ import bisect
 import contextlib
 import hashlib
 import io
+import os
 import queue
 import tarfile
 import threading
@@ -58,9 +59,9 @@ class TarStream(io.RawIOBase):
         for member in members:
             self._starts.append(self._starts[-1] + member.archived_bytes)
         self._size = self._starts[-1] + TRAILER_BYTES
-        self._position = 0
-        self._file: BinaryIO | None = None
-        self._opened = -1
+        self._position = self._index = 0
+        self._file: io.FileIO | None = None
+        self._opened, self._read = -1, 0
 
     def readable(self) -> bool:
         return True
@@ -93,7 +94,9 @@ class TarStream(io.RawIOBase):
         """Put what begins at the position there, at most to the end of its piece; return how much."""
         if self._position >= self._starts[-1]:
             return _zeros(view, self._size - self._position)
-        index = bisect.bisect_right(self._starts, self._position) - 1
+        index = self._index
+        if not self._starts[index] <= self._position < self._starts[index + 1]:
+            index = self._index = bisect.bisect_right(self._starts, self._position) - 1
         member = self._members[index]
         offset = self._position - self._starts[index]
         if offset < len(member.header):
@@ -110,11 +113,12 @@ class TarStream(io.RawIOBase):
         try:
             if self._file is None or self._opened != index:
                 self._let_go()
-                self._file, self._opened = member.path.open("rb", buffering=0), index
+                self._file, self._opened, self._read = io.FileIO(member.path), index, 0
             assert self._file is not None
-            if self._file.tell() != offset:
+            if self._read != offset:
                 self._file.seek(offset)
-            taken: int = self._file.readinto(view)  # type: ignore[attr-defined]
+            taken = self._file.readinto(view) or 0
+            self._read = offset + taken
             ended = offset + taken == member.size_bytes
             changed = taken == 0 or (ended and bool(self._file.read(1)))
         except OSError as error:
@@ -224,10 +228,10 @@ def files_fingerprint(paths: Iterable[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
         try:
-            found = path.stat()
+            found = os.stat(path)
         except OSError as error:
             raise StagingError(f"{path} cannot be read: {error.strerror}.") from error
-        line = f"{path.absolute()}\0{found.st_size}\0{found.st_mtime_ns}\0"
+        line = f"{path}\0{found.st_size}\0{found.st_mtime_ns}\0"
         digest.update(line.encode("utf-8", "surrogateescape"))
     return digest.hexdigest()[:32]
 

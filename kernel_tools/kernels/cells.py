@@ -87,15 +87,19 @@ def answer(nonce, call, blob=None):
     except Exception as error:
         reply = {"error": {"type": type(error).__name__, "message": str(error),
                            "traceback": traceback.format_exc()}}
-    print(nonce + json.dumps(reply))
+    # ipykernel flushes at a cell's end; its timer for what is written before wakes a thread twice, a
+    # tenth of what a poll costs. Taken for set already, it is not.
+    if getattr(sys.stdout, "_flush_pending", None) is False:
+        sys.stdout._flush_pending = True
+    sys.stdout.write(nonce + json.dumps(reply) + "\\n")
     # IPython keeps the text of every cell for tracebacks; a poll a second would pile up.
     cell = sys._getframe(1).f_code.co_filename
     for cache in (linecache.cache, getattr(linecache, "_ipython_cache", {})):
         cache.pop(cell, None)
 """
 _FRAME_NAME: Final = f"_kernel_tools_frame_{hashlib.sha256(_FRAME.encode()).hexdigest()[:8]}"
-# What a short cell prints behind its nonce where the kernel does not have the frame: new, or restarted.
-FRAME_ABSENT: Final = "absent"
+# What follows the nonce of a short cell where the kernel, new or restarted, does not have the frame.
+FRAME_ABSENT: Final = " "
 _INSTALL: Final = (
     "import sys, types, zlib, base64\n"
     "module = sys.modules[name] = types.ModuleType(name)\n"
@@ -118,12 +122,12 @@ def call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None)
 
 
 def short_call_cell(nonce: str, call: Mapping[str, Any], *, blob: bytes | None = None) -> str:
-    """Return the cell that makes one call where the frame is; where it is not, it prints FRAME_ABSENT.
+    """Return the cell that makes one call where the frame is; where it is not, it prints its words.
 
-    IPython's work grows with a cell's text, and compiling the frame costs more than most calls.
+    IPython's work grows with a cell's tokens, and compiling the frame costs more than most calls. It must
+    not fail where the frame is absent: a failing cell takes down those that a person has queued behind it.
     """
-    absent = f'lambda nonce, *_: print(nonce + "{FRAME_ABSENT}")'
-    found = f'getattr({_module()}, "answer", {absent})'
+    found = f'getattr({_module()},"answer",print)'
     return f"{KEPT_OUT_OF_HISTORY}{found}({_words(nonce, call, blob)})\n"
 
 

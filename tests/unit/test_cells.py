@@ -35,7 +35,7 @@ def run(cell: str, capsys: pytest.CaptureFixture[str]) -> str:
 def test_a_short_cell_says_that_the_frame_is_absent_until_a_long_one_was_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(short_call_cell("<1>", CALL), capsys) == f"<1>{FRAME_ABSENT}\n"
+    assert run(short_call_cell("<1>", CALL), capsys).startswith(f"<1>{FRAME_ABSENT}")
     for make in (call_cell, short_call_cell, call_cell):
         said = run(make("<2>", CALL), capsys)
         assert said.startswith("<2>{")

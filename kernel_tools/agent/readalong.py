@@ -5,7 +5,6 @@ Reading them twice, once for each, cost as much as hashing them.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
 import threading
@@ -138,6 +137,5 @@ class Reader(io.BufferedIOBase):
     def close(self) -> None:
         """Leave the rest to the hash."""
         if not self.closed:
-            with contextlib.suppress(ValueError):
-                self._along.leave()
+            self._along.leave()
         super().close()

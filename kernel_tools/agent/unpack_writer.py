@@ -63,28 +63,13 @@ class Writer:
 
     def directory(self, name: str) -> None:
         """Make a folder; one that is listed twice is made once."""
-        parts = _parts(name)
+        parts = self.claim_folder(name)
         if parts:
-            self._claim_folders(parts, name)
-            if len(self._kinds) - self.files > _MOST_FOLDERS:
-                raise UnsafeArchiveError("the archive holds more folders than are plausible")
             self._make(os.path.join(self._folder, *parts))
 
     def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
         """Write a file of exactly `size` bytes."""
-        if mode & _SPECIAL_BITS:
-            raise UnsafeArchiveError(f"the archive holds a set-user-id file: {name[:80]!r}")
-        parts = _parts(name)
-        if not parts or name.endswith("/"):
-            raise UnsafeArchiveError("the archive holds a file without a name")
-        self._claim_folders(parts[:-1], name)
-        key = _fold("/".join(parts))
-        if key in self._kinds:
-            raise UnsafeArchiveError(
-                f"the archive holds two entries that are one on some systems: {name[:80]!r}"
-            )
-        self._kinds[key] = "\0file"
-        self.files += 1
+        parts = self.claim_file(name, mode)
         self.bounds.check(self.content_bytes + size, self.files)
         target = os.path.join(self._folder, *parts)
         self._make(os.path.dirname(target))
@@ -106,6 +91,32 @@ class Writer:
         if written != size:
             raise UnsafeArchiveError(f"the archive is cut short at {name[:80]!r}")
         self.content_bytes += size
+
+    def claim_folder(self, name: str) -> Tuple[str, ...]:
+        """Take a folder's name for taken; returns its parts, none for the archive's own top."""
+        parts = _parts(name)
+        if parts:
+            self._claim_folders(parts, name)
+            if len(self._kinds) - self.files > _MOST_FOLDERS:
+                raise UnsafeArchiveError("the archive holds more folders than are plausible")
+        return parts
+
+    def claim_file(self, name: str, mode: int) -> Tuple[str, ...]:
+        """Take a file's name, and those of its folders, for taken; returns its parts."""
+        if mode & _SPECIAL_BITS:
+            raise UnsafeArchiveError(f"the archive holds a set-user-id file: {name[:80]!r}")
+        parts = _parts(name)
+        if not parts or name.endswith("/"):
+            raise UnsafeArchiveError("the archive holds a file without a name")
+        self._claim_folders(parts[:-1], name)
+        key = _fold("/".join(parts))
+        if key in self._kinds:
+            raise UnsafeArchiveError(
+                f"the archive holds two entries that are one on some systems: {name[:80]!r}"
+            )
+        self._kinds[key] = "\0file"
+        self.files += 1
+        return parts
 
     def _claim_folders(self, parts: Tuple[str, ...], name: str) -> None:
         if parts in self._claimed:

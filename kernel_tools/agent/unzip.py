@@ -21,7 +21,7 @@ def unzip(path: str, writer: Writer) -> None:
             limit = archive.start_dir if following is None else following.header_offset
             if end > limit:
                 raise UnsafeArchiveError("the archive has entries that overlap")
-            _check_member(info)
+            check_member(info)
         total = sum(info.file_size for info in members)
         writer.bounds.check(total, sum(not info.is_dir() for info in members))
         for info in members:
@@ -37,7 +37,7 @@ def unzip(path: str, writer: Writer) -> None:
                 )
 
 
-def _check_member(info: zipfile.ZipInfo) -> None:
+def check_member(info: zipfile.ZipInfo) -> None:
     mode = info.external_attr >> 16
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):

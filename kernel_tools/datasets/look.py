@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from typing import IO, BinaryIO, Final, cast
 
 from kernel_tools.agent.errors import UnsafeArchiveError
-from kernel_tools.agent.unpack_writer import _SPECIAL_BITS, Bounds, Writer, _fold, _parts
+from kernel_tools.agent.unpack_writer import Bounds, Writer
 from kernel_tools.agent.untar import untar
-from kernel_tools.agent.unzip import _check_member
+from kernel_tools.agent.unzip import check_member
 from kernel_tools.errors import StagingError
 
 # Whoever packed it may have packed as much as he likes; the remote holds it to what is found here.
@@ -38,32 +38,19 @@ class Look(Writer):
     ) -> None:
         super().__init__("", _UNBOUNDED, lambda _done: None)
         self.names: list[str] = []
-        self._wanted = wanted
+        self.wanted = wanted
         self._seen = seen
 
     def directory(self, name: str) -> None:
         """See `Writer.directory`."""
-        parts = _parts(name)
-        if parts:
-            self._claim_folders(parts, name)
+        self.claim_folder(name)
 
     def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
         """See `Writer.file`."""
-        if mode & _SPECIAL_BITS:
-            raise UnsafeArchiveError(f"the archive holds a set-user-id file: {name[:80]!r}")
-        parts = _parts(name)
-        if not parts or name.endswith("/"):
-            raise UnsafeArchiveError("the archive holds a file without a name")
-        self._claim_folders(parts[:-1], name)
-        key = _fold("/".join(parts))
-        if key in self._kinds:
-            raise UnsafeArchiveError(
-                f"the archive holds two entries that are one on some systems: {name[:80]!r}"
-            )
-        self._kinds[key] = "\0file"
+        self.claim_file(name, mode)
         self.names.append(name)
         self.content_bytes += size
-        if self._wanted(name, size):
+        if self.wanted(name, size):
             content = b"".join(chunks)
             self._seen(name, size, lambda: content)
             arrived = len(content)
@@ -99,12 +86,12 @@ def _look_into_zip(file: BinaryIO, look: Look) -> None:
     """Only the list is read, and what is to be looked at: the rest has its checksum there and here."""
     with zipfile.ZipFile(file) as archive:
         for info in archive.infolist():
-            _check_member(info)
+            check_member(info)
             if info.is_dir():
                 look.directory(info.filename)
                 continue
             mode = info.external_attr >> 16
-            if look._wanted(info.filename, info.file_size):  # noqa: SLF001 - one of two parts
+            if look.wanted(info.filename, info.file_size):
                 with archive.open(info) as stream:
                     look.file(info.filename, mode, info.file_size, iter([stream.read()]))
             else:

@@ -9,7 +9,7 @@ it was sent, there is nothing to be saved by knowing the hash first, and one pas
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final, cast
@@ -273,10 +273,13 @@ def _upload_draft(
 def _holds(store: ObjectStore, name: str) -> bool:
     """True where the store has something of a data set, whole or begun, under a name with its hash."""
     prefix = f"datasets/{name}/"
-    keys = [found.key for found in store.list(prefix)]
-    if isinstance(store, KeepsUnfinished):
-        keys += [key for key, _, _ in store.unfinished(prefix)]
-    return any(not key.startswith(prefix + DRAFT) for key in keys)
+
+    def keys() -> Iterator[str]:
+        yield from (found.key for found in store.list(prefix))
+        if isinstance(store, KeepsUnfinished):
+            yield from (key for key, _, _ in store.unfinished(prefix))
+
+    return any(not key.startswith(prefix + DRAFT) for key in keys())
 
 
 def _reference(

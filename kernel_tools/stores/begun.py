@@ -8,16 +8,42 @@ made here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 from xml.etree import ElementTree as ET
-
-from kernel_tools.stores.multipart import Unfinished, _parts
 
 if TYPE_CHECKING:
     from minio import Minio
 
 _LISTED_AT_ONCE: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A part that the store has."""
+
+    size_bytes: int
+    md5: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """An upload that was begun and never completed.
+
+    Attributes:
+        key: the object it would have become.
+        upload_id: the store's name for it.
+        parts: what is there, by part number from 1.
+    """
+
+    key: str
+    upload_id: str
+    parts: Mapping[int, Held] = field(default_factory=dict)
+
+    @property
+    def size_bytes(self) -> int:
+        """What its parts take in the store."""
+        return sum(part.size_bytes for part in self.parts.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +77,25 @@ def begun(client: Minio, bucket: str, prefix: str) -> tuple[Unfinished, ...]:
         if not page.after or page.after == after:
             return tuple(found)
         after = page.after
+
+
+def abort(client: Minio, bucket: str, upload: Unfinished) -> None:
+    """Remove an unfinished upload with its parts."""
+    client._abort_multipart_upload(bucket, upload.key, upload.upload_id)  # noqa: SLF001
+
+
+def _parts(client: Minio, bucket: str, key: str, upload_id: str) -> dict[int, Held]:
+    held: dict[int, Held] = {}
+    after: str | None = None
+    while True:
+        page = client._list_parts(  # noqa: SLF001
+            bucket, key, upload_id, max_parts=_LISTED_AT_ONCE, part_number_marker=after
+        )
+        for part in page.parts:
+            held[part.part_number] = Held(int(part.size or 0), part.etag.strip('"'))
+        if not page.is_truncated or not page.parts:
+            return held
+        after = str(page.parts[-1].part_number)
 
 
 def _page(client: Minio, bucket: str, prefix: str, after: Mapping[str, str]) -> _Page:

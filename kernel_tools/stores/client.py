@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from kernel_tools.errors import ConfigurationError, MissingDependencyError
 from kernel_tools.settings import Secret
 
 if TYPE_CHECKING:
     from minio import Minio
+    from urllib3 import BaseHTTPResponse
 
 # What S3-compatible stores sign with unless told otherwise (Garage: must equal its configuration).
 DEFAULT_REGION: Final = "us-east-1"
@@ -53,6 +56,51 @@ def open_client(endpoint: str, access_key: Secret, secret_key: Secret, region: s
         region=region,
         http_client=pool,
     )
+
+
+def signed_put(
+    client: Minio,
+    *,
+    bucket: str,
+    key: str,
+    query: Mapping[str, str],
+    content_sha256: str,
+    headers: Mapping[str, str] | None = None,
+    body: memoryview | None = None,
+) -> BaseHTTPResponse:
+    """Make a PUT that the SDK has no call for, and return whatever the store answers.
+
+    Signed in the head: a presigned URL would stand in the warnings of the HTTP library.
+
+    Args:
+        client: the SDK's.
+        bucket: of the object.
+        key: the object.
+        query: what is asked of it.
+        content_sha256: of the body, or `UNSIGNED-PAYLOAD`.
+        headers: beside those of every request.
+        body: what is sent; None for nothing.
+    """
+    from minio.signer import sign_v4_s3
+
+    now = datetime.now(timezone.utc)
+    region = client._get_region(bucket)  # noqa: SLF001
+    url = client._base_url.build(  # noqa: SLF001
+        method="PUT", region=region, bucket_name=bucket, object_name=key, query_params=dict(query)
+    )
+    signed = sign_v4_s3(
+        method="PUT", url=url, region=region, content_sha256=content_sha256, date=now,
+        credentials=client._provider.retrieve(),  # noqa: SLF001
+        headers={
+            "Host": url.netloc,
+            "x-amz-content-sha256": content_sha256,
+            "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
+            **(headers or {}),
+        },
+    )  # fmt: skip
+    http = client._http  # noqa: SLF001
+    answer: BaseHTTPResponse = http.urlopen("PUT", urlunsplit(url), body=body, headers=signed)
+    return answer
 
 
 def normal_endpoint(endpoint: str, variable: str) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import hashlib
 import io
 from collections.abc import Callable, Mapping
-from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import BinaryIO, Final, cast
-from urllib.parse import quote, urlunsplit
+from urllib.parse import quote
 
 from kernel_tools.errors import StoreError
 from kernel_tools.stores.base import NAMED_BY_KEY, SHA256_KEY, ObjectInfo, Progress, check_key
+from kernel_tools.stores.client import signed_put
 from kernel_tools.stores.multipart import PART_BYTES
 from kernel_tools.stores.s3 import S3Store
 
@@ -83,28 +83,19 @@ class DraftStore(S3Store):
         Raises:
             StoreError: the store refused.
         """
-        from minio.signer import sign_v4_s3
-
-        client, now = self._client, datetime.now(timezone.utc)
-        region = client._get_region(self.bucket)  # noqa: SLF001
-        url = client._base_url.build(  # noqa: SLF001
-            method="PUT", region=region, bucket_name=self.bucket, object_name=key,
-            query_params={"renameObject": ""},
-        )  # fmt: skip
-        headers = sign_v4_s3(
-            method="PUT", url=url, region=region, content_sha256=_NOTHING_SHA256, date=now,
-            credentials=client._provider.retrieve(),  # noqa: SLF001
-            headers={
-                "Host": url.netloc,
-                "If-None-Match": "*",
-                "x-amz-content-sha256": _NOTHING_SHA256,
-                "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
-                "x-amz-rename-source": quote(f"{self.bucket}/{draft}"),
-                "x-amz-rename-source-if-match": f'"{etag}"',
-            },
-        )  # fmt: skip
         with self._translated(key):
-            answer = client._http.urlopen("PUT", urlunsplit(url), headers=headers)  # noqa: SLF001
+            answer = signed_put(
+                self._client,
+                bucket=self.bucket,
+                key=key,
+                query={"renameObject": ""},
+                content_sha256=_NOTHING_SHA256,
+                headers={
+                    "If-None-Match": "*",
+                    "x-amz-rename-source": quote(f"{self.bucket}/{draft}"),
+                    "x-amz-rename-source-if-match": f'"{etag}"',
+                },
+            )
         if answer.status == HTTPStatus.OK:
             return True
         if self.stat(key) is None:

@@ -14,13 +14,12 @@ import queue
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from datetime import datetime, timezone
 from http import HTTPStatus
 from typing import TYPE_CHECKING, BinaryIO, Final
-from urllib.parse import urlunsplit
 
 from kernel_tools.stores.base import Progress
+from kernel_tools.stores.begun import Unfinished, abort, begun
+from kernel_tools.stores.client import signed_put
 
 if TYPE_CHECKING:
     from minio import Minio
@@ -32,7 +31,6 @@ MAX_PARTS: Final = 10_000
 PARALLEL_PARTS: Final = 4
 READ_AHEAD: Final = 2
 _UNHASHED: Final = "UNSIGNED-PAYLOAD"
-_LISTED_AT_ONCE: Final = 1000
 
 
 class CancelledError(Exception):
@@ -41,34 +39,6 @@ class CancelledError(Exception):
 
 class ShortSourceError(OSError):
     """The stream ended before the bytes that were announced."""
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """A part that the store has."""
-
-    size_bytes: int
-    md5: str
-
-
-@dataclass(frozen=True, slots=True)
-class Unfinished:
-    """An upload that was begun and never completed.
-
-    Attributes:
-        key: the object it would have become.
-        upload_id: the store's name for it.
-        parts: what is there, by part number from 1.
-    """
-
-    key: str
-    upload_id: str
-    parts: Mapping[int, Held] = field(default_factory=dict)
-
-    @property
-    def size_bytes(self) -> int:
-        """What its parts take in the store."""
-        return sum(part.size_bytes for part in self.parts.values())
 
 
 def part_bytes(size_bytes: int) -> int:
@@ -102,25 +72,6 @@ def _read_into(source: BinaryIO, view: memoryview) -> int:
 
 def _give_back(free: queue.SimpleQueue[bytearray], buffer: bytearray, _: object) -> None:
     free.put(buffer)
-
-
-def abort(client: Minio, bucket: str, upload: Unfinished) -> None:
-    """Remove an unfinished upload with its parts."""
-    client._abort_multipart_upload(bucket, upload.key, upload.upload_id)  # noqa: SLF001
-
-
-def _parts(client: Minio, bucket: str, key: str, upload_id: str) -> dict[int, Held]:
-    held: dict[int, Held] = {}
-    after: str | None = None
-    while True:
-        page = client._list_parts(  # noqa: SLF001
-            bucket, key, upload_id, max_parts=_LISTED_AT_ONCE, part_number_marker=after
-        )
-        for part in page.parts:
-            held[part.part_number] = Held(int(part.size or 0), part.etag.strip('"'))
-        if not page.is_truncated or not page.parts:
-            return held
-        after = str(page.parts[-1].part_number)
 
 
 class Upload:
@@ -198,8 +149,6 @@ class Upload:
     def _begin(self) -> Unfinished:
         from minio.error import S3Error
 
-        from kernel_tools.stores.begun import begun
-
         left: list[Unfinished] = []
         if self._resumable:
             with contextlib.suppress(S3Error):  # keys that may write need not be allowed to list
@@ -273,29 +222,14 @@ class Upload:
         )
 
     def _send_unhashed(self, upload: Unfinished, number: int, block: memoryview) -> str | None:
-        """Send a part under a signature that does not cover its bytes; None where it is refused.
-
-        Signed in the head: a presigned URL would stand in the warnings of the HTTP library.
-        """
-        from minio.signer import sign_v4_s3
-
-        client, now = self._client, datetime.now(timezone.utc)
-        region = client._get_region(self._bucket)  # noqa: SLF001
-        url = client._base_url.build(  # noqa: SLF001
-            method="PUT", region=region, bucket_name=self._bucket, object_name=self._key,
-            query_params={"partNumber": str(number), "uploadId": upload.upload_id},
-        )  # fmt: skip
-        headers = sign_v4_s3(
-            method="PUT", url=url, region=region, content_sha256=_UNHASHED, date=now,
-            credentials=client._provider.retrieve(),  # noqa: SLF001
-            headers={
-                "Host": url.netloc,
-                "x-amz-content-sha256": _UNHASHED,
-                "x-amz-date": f"{now:%Y%m%dT%H%M%SZ}",
-            },
-        )  # fmt: skip
-        answer = client._http.urlopen(  # noqa: SLF001
-            "PUT", urlunsplit(url), body=block, headers=headers
+        """Send a part under a signature that does not cover its bytes; None where it is refused."""
+        answer = signed_put(
+            self._client,
+            bucket=self._bucket,
+            key=self._key,
+            query={"partNumber": str(number), "uploadId": upload.upload_id},
+            content_sha256=_UNHASHED,
+            body=block,
         )
         etag = answer.headers.get("ETag")
         return etag.strip('"') if answer.status == HTTPStatus.OK and etag else None

@@ -32,7 +32,7 @@ from kernel_tools.stores.base import (
     check_key,
     sha256_of,
 )
-from kernel_tools.stores.begun import begun
+from kernel_tools.stores.begun import Unfinished, abort, begun
 from kernel_tools.stores.client import (
     DEFAULT_REGION,
     READ_SECONDS,
@@ -259,7 +259,7 @@ class S3Store:
     def abort_upload(self, key: str, upload_id: str) -> None:
         """Remove what was sent of an upload that was never completed."""
         with contextlib.suppress(ObjectNotFoundError), self._translated(key):
-            multipart.abort(self._client, self.bucket, multipart.Unfinished(key, upload_id))
+            abort(self._client, self.bucket, Unfinished(key, upload_id))
 
     # -- inside ------------------------------------------------------------------------------------
 

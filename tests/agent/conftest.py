@@ -13,6 +13,8 @@ import zlib
 
 import pytest
 
+from .small_store import Store
+
 FOLDER = os.path.abspath(os.path.dirname(__file__))
 AGENT_FOLDER = os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "kernel_tools", "agent")
 STUB = os.path.join(FOLDER, "stub_trainer.py")
@@ -138,6 +140,14 @@ class Remote:
 def log_text(document):
     data = document["log"]["data"]
     return zlib.decompress(base64.b64decode(data)).decode("utf-8", "replace") if data else ""
+
+
+@pytest.fixture
+def store():
+    """A store of its own on loopback."""
+    place = Store()
+    yield place
+    place.close()
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import time
 import pytest
 from kernel_tools_agent import api, host, info
 
-from .small_store import SECRET_QUERY, Store
+from .small_store import SECRET_QUERY
 
 # A torch that has cards, as far as the proof asks for them; `{fails}` is done at the product.
 TORCH = """
@@ -41,13 +41,6 @@ class cuda:
 @pytest.fixture(autouse=True)
 def nothing_answered_yet():
     info._answered.clear()
-
-
-@pytest.fixture
-def store():
-    store = Store()
-    yield store
-    store.close()
 
 
 @pytest.fixture

@@ -20,16 +20,9 @@ from kernel_tools_agent.push import Pusher, Standing, due
 from kernel_tools_agent.targets import _targets
 
 from .conftest import wait_until
-from .small_store import PART_BYTES, Store
+from .small_store import PART_BYTES
 
 NOTHING = Standing(0, None, None)
-
-
-@pytest.fixture
-def store():
-    place = Store()
-    yield place
-    place.close()
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,10 @@ import subprocess
 import pytest
 
 from .archives import tar_of
-from .small_store import Store
 from .test_stage import dataset, datasets, run
 
 MEGABYTE = 1_000_000
 DISK_BYTES = 5 << 20
-
-
-@pytest.fixture
-def store():
-    place = Store()
-    yield place
-    place.close()
 
 
 @pytest.fixture

@@ -15,15 +15,7 @@ from kernel_tools_agent.partfile import PART_BYTES
 
 from .archives import tar_of
 from .conftest import wait_until
-from .small_store import Store
 from .test_extract import HOSTILE
-
-
-@pytest.fixture
-def store():
-    place = Store()
-    yield place
-    place.close()
 
 
 def sha(data):

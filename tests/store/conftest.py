@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from kernel_tools.session import Session
 from kernel_tools.settings import Secret
 from kernel_tools.stores.base import ObjectStore
 from kernel_tools.stores.hub import HubStore
@@ -53,6 +56,19 @@ def hub() -> Iterator[hub_server.Hub]:
 def hub_store(hub: hub_server.Hub) -> HubStore:
     """A repository that nothing has made yet."""
     return HubStore("org/data", token=Secret(hub_server.TOKEN), endpoint=hub.url)
+
+
+@contextlib.contextmanager
+def connected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A project's session, connected to a local server."""
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "pyproject.toml").write_text("[project]\nname = 'p'\n")
+    session = Session(project)
+    session.connect("local", remote_dir=str(tmp_path / "remote"))
+    yield session
+    session.disconnect()
 
 
 def put(store: ObjectStore, data: bytes, key: str, **metadata: str) -> None:

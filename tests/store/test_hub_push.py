@@ -21,6 +21,7 @@ from kernel_tools.errors import InvalidArgumentError, StoreAuthError
 from kernel_tools.launch import LaunchOptions
 from kernel_tools.session import Session
 from tests.fakes import hub_server
+from tests.store.conftest import connected
 
 WEIGHTS = os.urandom(50_000)
 DIGEST = hashlib.sha256(WEIGHTS).hexdigest()
@@ -130,14 +131,8 @@ def session(
 ) -> Iterator[Session]:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "pyproject.toml").write_text("[project]\nname = 'p'\n")
-    session = Session(project)
-    session.connect("local", remote_dir=str(tmp_path / "remote"))
-    yield session
-    session.disconnect()
+    with connected(tmp_path, monkeypatch) as session:
+        yield session
 
 
 @pytest.mark.timeout(180)

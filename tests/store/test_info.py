@@ -11,6 +11,7 @@ import pytest
 from kernel_tools.session import Session
 from kernel_tools.stores.local import LocalStore
 from tests.fakes.relay import Relay, relay_to
+from tests.store.conftest import connected
 from tests.store.test_errors import with_date
 
 
@@ -31,14 +32,8 @@ def session(
     monkeypatch.setenv("MINIO_BUCKET", store.bucket)
     monkeypatch.setenv("MINIO_ACCESS_KEY", keys["access_key"].reveal())
     monkeypatch.setenv("MINIO_SECRET_KEY", keys["secret_key"].reveal())
-    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
-    project = tmp_path / "project"
-    project.mkdir()
-    (project / "pyproject.toml").write_text("[project]\nname = 'p'\n")
-    session = Session(project)
-    session.connect("local", remote_dir=str(tmp_path / "remote"))
-    yield session
-    session.disconnect()
+    with connected(tmp_path, monkeypatch) as session:
+        yield session
 
 
 @pytest.mark.timeout(180)

@@ -14,7 +14,7 @@ import threading
 import time
 from typing import Callable, Optional, Tuple, TypeVar
 
-from .errors import InputError, StopRequestedError
+from .errors import DiskFullError, InputError, StopRequestedError
 from .partfile import PartFile, discard
 from .presigned import LINE_ERRORS, MOST_FAILURES, Line, RefusedError, describe_failure, wait_after
 from .readalong import ReadAlong, Reader
@@ -204,7 +204,7 @@ class Download:
                     self._lay(self._parts.size, self._sha256 or self._tag, whole=True)
         except _DiskError as error:
             full = f"the disk is full: {self._name} could not be downloaded ({error})"
-            self._fail(InputError(full))
+            self._fail(DiskFullError(full))
         except Exception as error:  # noqa: BLE001 - raised again by who waits
             self._fail(error)
         finally:

@@ -15,6 +15,10 @@ class InputError(AgentError):
     """An input could not be downloaded, verified or unpacked."""
 
 
+class DiskFullError(InputError):
+    """The disk filled while an input came; what there is of it is removed, so that others have room."""
+
+
 class UnsafeArchiveError(InputError):
     """An archive holds something that must not be unpacked."""
 

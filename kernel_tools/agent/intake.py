@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, Iterator, Optional, Tuple
 
 from . import host
 from .download import Download, anew_once
-from .errors import InputError, StopRequestedError, UnsafeArchiveError
+from .errors import DiskFullError, InputError, StopRequestedError, UnsafeArchiveError
 from .extract import Bounds, extract, extract_stream
 from .files import read_json, utc_now, write_json
 from .job import Input
@@ -129,14 +129,14 @@ class Intake:
             archive_bytes = coming.have
             if not self._present(digest):
                 self._settle(building, digest, archive_bytes, files, size)
-        except UnsafeArchiveError:
+        except (DiskFullError, UnsafeArchiveError):
             discard(self._part)
             raise
         except OSError as error:
             if error.errno not in _FULL:
                 raise
             discard(self._part)
-            raise InputError(f"the disk is full: {one.name} could not be unpacked") from error
+            raise DiskFullError(f"the disk is full: {one.name} could not be unpacked") from error
         finally:
             shutil.rmtree(building, ignore_errors=True)
         _discard_aside(self._part)

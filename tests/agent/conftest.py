@@ -13,8 +13,6 @@ import zlib
 
 import pytest
 
-from .small_store import Store
-
 FOLDER = os.path.abspath(os.path.dirname(__file__))
 AGENT_FOLDER = os.path.join(os.path.dirname(os.path.dirname(FOLDER)), "kernel_tools", "agent")
 STUB = os.path.join(FOLDER, "stub_trainer.py")
@@ -145,6 +143,8 @@ def log_text(document):
 @pytest.fixture
 def store():
     """A store of its own on loopback."""
+    from .small_store import Store  # children of tests import this file outside its package
+
     place = Store()
     yield place
     place.close()

@@ -6,6 +6,7 @@ Kaggle keeps 20 GB of /kaggle/working and shows an overlay of terabytes for all.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ from typing import List, Mapping, Optional, Sequence, Tuple
 
 from .errors import InputError
 
+# What a system says where it has no room left, for all or for this user.
+FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 # Room for logs, caches, and a file system that is never filled to its end.
 HEADROOM = 0.30
 # The first is kept after the session and limited; elsewhere less than 60 GB were seen, and nothing is kept.

@@ -12,14 +12,22 @@ import os
 import re
 import threading
 import time
-from typing import Callable, Optional, Tuple, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable, Optional, Tuple, TypeVar
 
+from .disk import FULL_ERRORS
 from .errors import DiskFullError, InputError, StopRequestedError
 from .partfile import PartFile, discard
 from .presigned import LINE_ERRORS, MOST_FAILURES, Line, RefusedError, describe_failure, wait_after
 from .readalong import ReadAlong, Reader
 
-_READ_BYTES = 256 << 10
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+# What a broken connection may cost, and a thread holds.
+_READ_BYTES = 128 << 10
+# Parts on disk at a time for each connection, where what is read is kept elsewhere: one arrives, one is read.
+_SLOTS = 2
 # A connection that brought so much before it broke was worth it: no pause before the next.
 _PROGRESS_BYTES = 64 << 10
 _STAGE_AGAIN = "launch again"
@@ -34,8 +42,19 @@ class _ReplacedError(Exception):
     """The object is not the one that the partial file came from."""
 
 
-class _NoRangesError(Exception):
+class NoRangesError(Exception):
     """The store sends the whole object, whatever range is asked for."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The beginning of an object that is kept elsewhere: its length, and what was hashed of it.
+
+    With it the part file is a few parts long; what is read must be kept elsewhere too before it is released.
+    """
+
+    size_bytes: int
+    digest: _Hash
 
 
 class _DiskError(Exception):
@@ -51,6 +70,7 @@ class Download:
         name: what to call the object in messages.
         size_bytes: its size; None where it is not known.
         sha256: its hash; None where it is not known.
+        begun: where its beginning is kept elsewhere, and what follows will be; size and hash are known then.
         connections: how many at a time.
         check: called often, with the bytes that are here; may raise to end it.
         wait: sleeps between tries.
@@ -64,6 +84,7 @@ class Download:
         name: str,
         size_bytes: Optional[int],
         sha256: Optional[str],
+        begun: Optional[Begun] = None,
         connections: int = 4,
         check: Callable[[int], None] = lambda _have: None,
         wait: Callable[[float], object] = time.sleep,
@@ -71,7 +92,7 @@ class Download:
         self.part = part
         self.resumed = 0
         self._url, self._name = url, name
-        self._size, self._sha256 = size_bytes, sha256
+        self._size, self._sha256, self._begun = size_bytes, sha256, begun
         self._check, self._wait = check, wait
         self._tag = ""
         self._whole = False
@@ -83,7 +104,10 @@ class Download:
         self._along: Optional[ReadAlong] = None
         self._lines = [Line(url) for _ in range(max(1, connections))]
         if size_bytes is not None and sha256 is not None:
-            self._lay(size_bytes, sha256)
+            try:
+                self._lay(size_bytes, sha256)
+            except _DiskError as error:
+                raise self._full(error) from error
         self._threads = [
             threading.Thread(target=self._work, args=(line,), name=f"range of {name}", daemon=True)
             for line in self._lines
@@ -119,8 +143,6 @@ class Download:
         for thread in (*self._threads, self._hasher):
             if thread.ident is not None:
                 thread.join(1.0)  # a line in a name lookup hears nothing; it is a daemon
-        if self._along is not None and not self._hasher.is_alive():
-            self._along.close()
         if self._parts is not None and not any(thread.is_alive() for thread in self._threads):
             self._parts.close()
             if self._error is not None and not self._parts.have:
@@ -174,7 +196,10 @@ class Download:
 
     def _follow(self) -> ReadAlong:
         assert self._parts is not None
-        self._along = ReadAlong(self._parts, self._still_wanted)
+        start, digest = (
+            (0, None) if self._begun is None else (self._begun.size_bytes, self._begun.digest)
+        )
+        self._along = ReadAlong(self._parts, self._still_wanted, start=start, digest=digest)
         return self._along
 
     def _watch(self) -> None:
@@ -194,21 +219,25 @@ class Download:
             elif self._parts.complete:
                 self._opened.set()
             while not self._ended.is_set() and self._parts is not None:
-                part = self._parts.claim()
+                part = self._parts.claim(self._still_wanted)
                 if part is None:
                     return
                 try:
                     self._persist(line, part)
-                except _NoRangesError:
+                except NoRangesError:
+                    if self._begun is not None:
+                        raise
                     self._parts.close()
                     self._lay(self._parts.size, self._sha256 or self._tag, whole=True)
         except _DiskError as error:
-            full = f"the disk is full: {self._name} could not be downloaded ({error})"
-            self._fail(DiskFullError(full))
+            self._fail(self._full(error))
         except Exception as error:  # noqa: BLE001 - raised again by who waits
             self._fail(error)
         finally:
             line.close()
+
+    def _full(self, error: _DiskError) -> DiskFullError:
+        return DiskFullError(f"the disk is full: {self._name} could not be downloaded ({error})")
 
     def _fail(self, error: BaseException) -> None:
         if self._error is None and not self._ended.is_set():
@@ -255,12 +284,22 @@ class Download:
 
     def _lay(self, size: Optional[int], tag: str, *, whole: bool = False) -> None:
         self._whole = whole or size is None
+        begun = self._begun
         try:
-            self._parts = PartFile(self.part, size=size, tag=tag, whole=whole)
+            if begun is None:
+                self._parts = PartFile(self.part, size=size, tag=tag, whole=whole)
+            else:
+                slots = _SLOTS * len(self._lines)
+                self._parts = PartFile(
+                    self.part, size=size, tag=tag, slots=slots, start=begun.size_bytes
+                )
         except OSError as error:
+            if error.errno in FULL_ERRORS:
+                raise _DiskError(error.strerror) from error
             raise InputError(f"{self._name} cannot be written: {error.strerror}") from error
         self.resumed = self._parts.resumed
-        if self._parts.complete or self._size is None or self._sha256 is None:
+        # What is kept elsewhere may be followed by parts that are here: they are read before others have room.
+        if begun is not None or self._parts.complete or None in (self._size, self._sha256):
             self._opened.set()
 
     def _persist(self, line: Line, part: int) -> None:
@@ -318,9 +357,9 @@ class Download:
                 raise _ReplacedError
             if response.status != 206 and not self._whole:
                 line.close()
-                if self._opened.is_set():
+                if self._opened.is_set() and self._begun is None:
                     raise ConnectionError("the store sent all instead of a range")
-                raise _NoRangesError
+                raise NoRangesError
             if begins != start:
                 self._parts.restart(part)
             self._opened.set()
@@ -340,20 +379,21 @@ class Download:
         """Write what comes, up to `end`."""
         assert self._parts is not None
         position = start
+        room = memoryview(bytearray(_READ_BYTES))
         while end is None or position < end:
             wanted = _READ_BYTES if end is None else min(_READ_BYTES, end - position)
-            chunk = response.read1(wanted)
-            if not chunk:
+            count = response.readinto(room[:wanted])
+            if not count:
                 if end is not None:
                     raise ConnectionError("the connection ended early")
                 return
             if self._ended.is_set():
                 raise StopRequestedError
             try:
-                self._parts.write(part, chunk)
+                self._parts.write(part, room[:count])
             except OSError as error:
                 raise _DiskError(error.strerror) from error
-            position += len(chunk)
+            position += count
 
     def _refuse_size(self, total: Optional[int]) -> None:
         if self._size is not None and total is not None and total != self._size:

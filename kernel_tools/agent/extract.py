@@ -16,10 +16,10 @@ from typing import IO, Callable, Iterator, Tuple, Union, cast
 from .errors import UnsafeArchiveError
 from .readalong import Reader
 from .unpack_writer import Bounds, Writer
-from .untar import untar
+from .untar import Source, untar
 from .unzip import unzip
 
-__all__ = ["Bounds", "extract", "extract_stream"]
+__all__ = ["Bounds", "Writer", "extract", "extract_stream", "extract_tar"]
 
 
 def extract(
@@ -67,15 +67,19 @@ def extract_stream(
     if kind not in ("tar", "tar.gz"):
         raise UnsafeArchiveError(f"{kind!r} is no kind of archive")
     writer = Writer(folder, bounds, tick)
-    start = stream.peek(4)[:4]
+    if kind == "tar":
+        return extract_tar(Source(cast("IO[bytes]", stream)), writer)
     with _refusing_damage():
-        if kind == "tar":
-            _expect(not start.startswith((b"\x1f\x8b", b"PK")), "a tar")
-            untar(cast("IO[bytes]", stream), writer)
-        else:
-            _expect(start.startswith(b"\x1f\x8b"), "a gzip-compressed tar")
-            with gzip.GzipFile(fileobj=stream, mode="rb") as unzipped:
-                untar(cast("IO[bytes]", unzipped), writer)
+        _expect(stream.peek(2).startswith(b"\x1f\x8b"), "a gzip-compressed tar")
+        with gzip.GzipFile(fileobj=stream, mode="rb") as unzipped:
+            untar(cast("IO[bytes]", unzipped), writer)
+    return writer.files, writer.content_bytes
+
+
+def extract_tar(source: Source, writer: Writer) -> Tuple[int, int]:
+    """Like `extract`, of a tar from wherever its bytes are."""
+    with _refusing_damage():
+        untar(source, writer)
     return writer.files, writer.content_bytes
 
 

@@ -1,12 +1,12 @@
 """One input on its way into the folder of data sets: download, verify, unpack, mark, rename.
 
-A tar is unpacked while it still comes; nothing has its name before its hash was found right.
+A tar is unpacked while it still comes, and kept as what was unpacked; nothing has its name before its hash
+was found right.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import fcntl
 import hashlib
 import json
@@ -14,22 +14,26 @@ import os
 import shutil
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from . import host
-from .download import Download, anew_once
+from .disk import FULL_ERRORS
+from .download import Begun, DamagedPartError, Download, NoRangesError, anew_once
 from .errors import DiskFullError, InputError, StopRequestedError, UnsafeArchiveError
-from .extract import Bounds, extract, extract_stream
+from .extract import Bounds, Writer, extract, extract_stream, extract_tar
 from .files import read_json, utc_now, write_json
 from .job import Input
+from .kept_tar import KeptTar
 from .partfile import discard
+from .readalong import Reader
 
 # What archive tools of desktops add, and nobody means.
 _JUNK = frozenset(["__MACOSX", ".DS_Store", "._.DS_Store"])
+# SHA-256, bytes of the archive, files, bytes of their content.
+Taken = Tuple[str, int, int, int]
 _STREAMED = ("tar", "tar.gz")
 # By then the system has written most of it, and the trainer is past its start.
 _SECURE_SECONDS = 30.0
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Intake:
@@ -54,6 +58,9 @@ class Intake:
         self._folder = folder
         self._url = url
         self._connections = connections
+        # A tar that is known is kept as what was unpacked from it, where the store sends ranges.
+        known = one.sha256 is not None and one.size_bytes is not None
+        self._keeps_content = known and one.format == "tar"
         self._bytes = 0
         self._state = "waiting"
 
@@ -66,9 +73,13 @@ class Intake:
     def arrived_bytes(self) -> int:
         """What an interrupted download has left on disk."""
         try:
-            return os.stat(self._part).st_blocks * 512
+            left = os.stat(self._part).st_blocks * 512
         except OSError:
             return 0
+        if os.path.exists(self._journal):
+            for base, _, names in os.walk(self._building):
+                left += sum(os.path.getsize(os.path.join(base, name)) for name in names)
+        return left
 
     def row(self) -> Dict[str, Any]:
         """Return the figures for `agent.json`."""
@@ -111,64 +122,113 @@ class Intake:
     def _part(self) -> str:
         return os.path.join(self._folder, ".part-" + self._key)
 
+    @property
+    def _journal(self) -> str:
+        return self._part + ".journal"
+
+    @property
+    def _building(self) -> str:
+        return os.path.join(self._folder, ".new-" + self._key)
+
     def _bring(self) -> str:
         """Download and unpack side by side. Returns the SHA-256 of the object."""
-        one = self.input
-        self._clear_unfinished()
-        building = os.path.join(self._folder, f".new-{self._key}-{os.urandom(4).hex()}")
+        one, building = self.input, self._building
+        if not (self._keeps_content and os.path.exists(self._journal)):
+            self._clear_unfinished()
         content = os.path.join(building, "content")
-        os.makedirs(content)
+        os.makedirs(content, exist_ok=True)
         self._state, self._bytes, self.unpacked = "downloading", 0, 0
+        take = self._take_keeping if self._keeps_content else self._take
         try:
-            with Download(
-                self._url or "", self._part, name=one.name, size_bytes=one.size_bytes,
-                sha256=one.sha256, connections=self._connections, check=self._downloaded,
-                wait=self.cancelled.wait,
-            ) as coming:  # fmt: skip
-                digest, files, size = self._take(coming, content)
-            archive_bytes = coming.have
+            digest, archive_bytes, files, size = take(content)
             if not self._present(digest):
                 self._settle(building, digest, archive_bytes, files, size)
+        except NoRangesError:
+            self._keeps_content = False
+            discard(self._part)
+            return self._bring()
         except (DiskFullError, UnsafeArchiveError):
             discard(self._part)
             raise
         except OSError as error:
-            if error.errno not in _FULL:
+            if error.errno not in FULL_ERRORS:
                 raise
             discard(self._part)
             raise DiskFullError(f"the disk is full: {one.name} could not be unpacked") from error
         finally:
-            shutil.rmtree(building, ignore_errors=True)
+            if not os.path.exists(
+                self._journal
+            ):  # without it, what was unpacked cannot be gone on from
+                shutil.rmtree(building, ignore_errors=True)
         _discard_aside(self._part)
+        shutil.rmtree(building, ignore_errors=True)
         return digest
 
-    def _take(self, coming: Download, content: str) -> Tuple[str, int, int]:
-        """Return (SHA-256, files, content bytes) of what is unpacked in `content` and verified."""
+    def _download(self, begun: Optional[Begun] = None) -> Download:
         one = self.input
-        if one.format in _STREAMED:
-            bounds = Bounds(coming.size() or one.size_bytes or 0, one.content_bytes, one.file_count)
+        return Download(
+            self._url or "", self._part, name=one.name, size_bytes=one.size_bytes,
+            sha256=one.sha256, begun=begun, connections=self._connections, check=self._downloaded,
+            wait=self.cancelled.wait,
+        )  # fmt: skip
+
+    def _take_keeping(self, content: str) -> Taken:
+        """Unpack a tar as it comes; what there is of it stays, so that the archive need not."""
+        one = self.input
+        bounds = Bounds(one.size_bytes or 0, one.content_bytes, one.file_count)
+        with contextlib.ExitStack() as stack:
+            coming: List[Download] = []
+
+            def go_on(start: int, digest: Any) -> Reader:
+                coming.append(stack.enter_context(self._download(Begun(start, digest))))
+                return coming[0].stream()
+
             try:
-                with coming.stream() as stream:
-                    files, size = extract_stream(
-                        stream, content, kind=one.format, bounds=bounds, tick=self._unpacked_so_far
-                    )
-            except UnsafeArchiveError:
-                if one.sha256 is not None:
-                    coming.finish()  # where these are not the bytes that were staged, that is the news
+                with contextlib.closing(
+                    KeptTar(self._journal, go_on=go_on, check=self._downloaded)
+                ) as tar:
+                    files, size = extract_tar(tar, Writer(content, bounds, self._unpacked_so_far))
+                    tar.coming()
+            except (UnsafeArchiveError, FileExistsError) as error:
+                if tar.resumed:
+                    discard(self._part)
+                    raise DamagedPartError from error
+                coming[
+                    0
+                ].finish()  # where these are not the bytes that were staged, that is the news
                 raise
-            return coming.finish(), files, size
-        digest = coming.finish()
-        self._state = "unpacking"
-        if one.format == "file":
-            size = coming.have
-            os.rename(self._part, os.path.join(content, _file_name(one)))
-            os.chmod(os.path.join(content, _file_name(one)), 0o444)
-            return digest, 1, size
-        bounds = Bounds(coming.have, one.content_bytes, one.file_count)
-        files, size = extract(
-            self._part, content, kind=one.format, bounds=bounds, tick=self._unpacked_so_far
-        )
-        return digest, files, size
+            return coming[0].finish(), coming[0].have, files, size
+
+    def _take(self, content: str) -> Taken:
+        """Unpack what is verified, or a tar as it comes; the archive stays until it is."""
+        one = self.input
+        with self._download() as coming:
+            if one.format in _STREAMED:
+                size = coming.size() or one.size_bytes or 0
+                bounds = Bounds(size, one.content_bytes, one.file_count)
+                try:
+                    with coming.stream() as stream:
+                        files, size = extract_stream(
+                            stream, content, kind=one.format, bounds=bounds,
+                            tick=self._unpacked_so_far,
+                        )  # fmt: skip
+                except UnsafeArchiveError:
+                    if one.sha256 is not None:
+                        coming.finish()  # as above
+                    raise
+                return coming.finish(), coming.have, files, size
+            digest = coming.finish()
+            self._state = "unpacking"
+            if one.format == "file":
+                place = os.path.join(content, _file_name(one))
+                os.rename(self._part, place)
+                os.chmod(place, 0o444)
+                return digest, coming.have, 1, coming.have
+            bounds = Bounds(coming.have, one.content_bytes, one.file_count)
+            files, size = extract(
+                self._part, content, kind=one.format, bounds=bounds, tick=self._unpacked_so_far
+            )
+            return digest, coming.have, files, size
 
     def _settle(self, building: str, digest: str, archive: int, files: int, size: int) -> None:
         """Mark what was unpacked, and give it its name."""

@@ -1,8 +1,8 @@
 """Bring every input into place, several at once, and link each into the work folder.
 
     <datasets_dir>/<sha256>/{marker.json,content/...}    appears by rename, complete
-    <datasets_dir>/.part-<key>, .part-<key>.map          what an interrupted download left
-    <datasets_dir>/.new-<key>-<random>                   being unpacked
+    <datasets_dir>/.part-<key>, and with .map, .journal  what an interrupted download left
+    <datasets_dir>/.new-<key>                            being unpacked
 
 A present marker with the right hash means that nothing is downloaded.
 """

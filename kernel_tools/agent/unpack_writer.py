@@ -6,7 +6,7 @@ import os
 import stat
 import unicodedata
 from dataclasses import dataclass
-from typing import Callable, Dict, Iterator, Optional, Set, Tuple
+from typing import Callable, Dict, Iterable, Optional, Set, Tuple
 
 from .errors import UnsafeArchiveError
 
@@ -24,6 +24,13 @@ _TRICKS = frozenset("\u200b\u200e\u200f\u061c\u2060\ufeff\u00ad\u180e") | frozen
     chr(code) for code in [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 )
 _SPECIAL_BITS = stat.S_ISUID | stat.S_ISGID
+
+Kept = Callable[[str], Optional[int]]
+
+
+def nothing_kept(_target: str) -> Optional[int]:
+    """No file is there yet."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -67,30 +74,46 @@ class Writer:
         if parts:
             self._make(os.path.join(self._folder, *parts))
 
-    def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
-        """Write a file of exactly `size` bytes."""
+    def file(
+        self, name: str, mode: int, size: int, chunks: Iterable[bytes], kept: Kept = nothing_kept
+    ) -> None:
+        """Write a file of exactly `size` bytes.
+
+        Args:
+            name: as the archive has it.
+            mode: its permissions there.
+            size: in bytes.
+            chunks: its content, less what is kept.
+            kept: returns how many bytes of it an earlier call has written, given its path.
+        """
         parts = self.claim_file(name, mode)
         self.bounds.check(self.content_bytes + size, self.files)
         target = os.path.join(self._folder, *parts)
         self._make(os.path.dirname(target))
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
-        # Read-only from the start: the content is shared by runs.
-        descriptor = os.open(target, flags, 0o555 if mode & 0o111 else 0o444)
-        written = 0
-        try:
-            for chunk in chunks:
-                written += len(chunk)
-                if written > size:
-                    break
-                view = memoryview(chunk)
-                while view:
-                    view = view[os.write(descriptor, view) :]
-                self._tick(self.content_bytes + written)
-        finally:
-            os.close(descriptor)
+        begun = written = kept(target)
+        if written != size:
+            # Read-only from the start: the content is shared by runs.
+            permissions = 0o555 if mode & 0o111 else 0o444
+            opened = _create if begun is None else _reopen
+            descriptor = opened(target, permissions)
+            try:
+                written = self._write(descriptor, begun or 0, size, chunks)
+            finally:
+                os.close(descriptor)
         if written != size:
             raise UnsafeArchiveError(f"the archive is cut short at {name[:80]!r}")
         self.content_bytes += size
+
+    def _write(self, descriptor: int, written: int, size: int, chunks: Iterable[bytes]) -> int:
+        for chunk in chunks:
+            written += len(chunk)
+            if written > size:
+                break
+            view = memoryview(chunk)
+            while view:
+                view = view[os.write(descriptor, view) :]
+            self._tick(self.content_bytes + written)
+        return written
 
     def claim_folder(self, name: str) -> Tuple[str, ...]:
         """Take a folder's name for taken; returns its parts, none for the archive's own top."""
@@ -133,6 +156,19 @@ class Writer:
         if path not in self._made:
             os.makedirs(path, exist_ok=True)
             self._made.add(path)
+
+
+def _create(target: str, permissions: int) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0)
+    return os.open(target, flags, permissions)
+
+
+def _reopen(target: str, permissions: int) -> int:
+    """Open a file that an earlier call had begun, at its end; it is read-only as all are."""
+    os.chmod(target, 0o600)
+    descriptor = os.open(target, os.O_WRONLY | os.O_APPEND | getattr(os, "O_NOFOLLOW", 0))
+    os.chmod(target, permissions)
+    return descriptor
 
 
 def _parts(name: str) -> Tuple[str, ...]:

@@ -6,7 +6,7 @@ follows the end must be zeros.
 
 from __future__ import annotations
 
-from typing import IO, Dict, Iterator, Optional
+from typing import IO, Dict, Iterator, Optional, Union
 
 from .errors import UnsafeArchiveError
 from .unpack_writer import Writer
@@ -17,19 +17,53 @@ _CHUNK_BYTES = 1 << 20
 _MOST_HEADER_BYTES = 64 << 10
 # Zeros after the end: tar pads to 10 KiB, some tools to a tape's block.
 _MOST_PADDING_BYTES = 64 << 20
+_OTHER_KINDS = (b"\x1f\x8b", b"PK")  # gzip, zip
 _KINDS = {
     b"1": "a hard link", b"2": "a symbolic link", b"3": "a device", b"4": "a device",
     b"6": "a FIFO", b"S": "a sparse file", b"V": "a volume header", b"M": "a continued file",
 }  # fmt: skip
 
 
-def untar(stream: IO[bytes], writer: Writer) -> None:
-    """Write what the tar in `stream` holds. Raises UnsafeArchiveError."""
+class Source:
+    """The bytes of a tar, once from its start to its end."""
+
+    def __init__(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def read(self, size: int) -> bytes:
+        """Return `size` bytes, fewer only at the end, of what is not a file's content."""
+        return self._stream.read(size)
+
+    def content(self, size: int) -> Content:
+        """Return the content of a file of `size` bytes, which follows."""
+        return Content(body(self._stream, size))
+
+
+class Content:
+    """A file's content, in chunks."""
+
+    def __init__(self, chunks: Iterator[bytes]) -> None:
+        self._chunks = chunks
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self._chunks
+
+    def kept(self, target: str) -> Optional[int]:  # noqa: ARG002 - for those that keep something
+        """Return how many bytes of it are in the file at `target`, and will not be among the chunks."""
+        return None
+
+
+def untar(tar: Union[IO[bytes], Source], writer: Writer) -> None:
+    """Write what a tar holds. Raises UnsafeArchiveError."""
+    source = tar if isinstance(tar, Source) else Source(tar)
     name: Optional[str] = None
     size: Optional[int] = None
     first = True
     while True:
-        header = _exactly(stream, _BLOCK, "at a header")
+        header = source.read(_BLOCK)
+        if first and header.startswith(_OTHER_KINDS):
+            raise UnsafeArchiveError("the file is not a tar archive")
+        _expect_length(header, _BLOCK, "at a header")
         if not header.strip(b"\0"):
             break
         if not _checksum_fits(header):
@@ -41,7 +75,9 @@ def untar(stream: IO[bytes], writer: Writer) -> None:
         if kind in (b"x", b"g", b"L", b"K"):
             if length > _MOST_HEADER_BYTES:
                 raise UnsafeArchiveError(f"the archive has a header of {length} bytes")
-            data = _exactly(stream, _padded(length), "in a header")[:length]
+            data = source.read(_padded(length))
+            _expect_length(data, _padded(length), "in a header")
+            data = data[:length]
             if kind == b"K":
                 raise UnsafeArchiveError("the archive holds a link")
             if kind == b"L":
@@ -65,20 +101,22 @@ def untar(stream: IO[bytes], writer: Writer) -> None:
                 raise UnsafeArchiveError(f"the archive holds a folder with content: {plain[:80]!r}")
             writer.directory(plain)
         elif kind in (b"0", b"\0", b"7"):
-            writer.file(plain, _number(header[100:108]), length, body(stream, length))
-            _exactly(stream, _padded(length) - length, "after a file")
+            content = source.content(length)
+            writer.file(plain, _number(header[100:108]), length, content, content.kept)
+            padding = _padded(length) - length
+            _expect_length(source.read(padding), padding, "after a file")
         else:
             raise UnsafeArchiveError(f"the archive holds an entry of unknown kind {kind!r}")
     if name is not None or size is not None:
         raise UnsafeArchiveError("the archive ends after a header")
-    _only_zeros(stream)
+    _only_zeros(source)
 
 
-def _only_zeros(stream: IO[bytes]) -> None:
+def _only_zeros(source: Source) -> None:
     """The end: a second block of zeros, and nothing else after it."""
     seen = 0
     while True:
-        chunk = stream.read(_CHUNK_BYTES)
+        chunk = source.read(_CHUNK_BYTES)
         if not chunk:
             break
         seen += len(chunk)
@@ -90,11 +128,9 @@ def _only_zeros(stream: IO[bytes]) -> None:
         raise UnsafeArchiveError("the archive is cut short: it has no end mark")
 
 
-def _exactly(stream: IO[bytes], length: int, where: str) -> bytes:
-    data = b"".join(body(stream, length))
+def _expect_length(data: bytes, length: int, where: str) -> None:
     if len(data) != length:
         raise UnsafeArchiveError(f"the archive is cut short {where}")
-    return data
 
 
 def _padded(length: int) -> int:

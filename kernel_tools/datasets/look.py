@@ -10,11 +10,11 @@ import gzip
 import struct
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import IO, BinaryIO, Final, cast
 
 from kernel_tools.agent.errors import UnsafeArchiveError
-from kernel_tools.agent.unpack_writer import Bounds, Writer
+from kernel_tools.agent.unpack_writer import Bounds, Kept, Writer, nothing_kept
 from kernel_tools.agent.untar import untar
 from kernel_tools.agent.unzip import check_member
 from kernel_tools.errors import StagingError
@@ -45,7 +45,14 @@ class Look(Writer):
         """See `Writer.directory`."""
         self.claim_folder(name)
 
-    def file(self, name: str, mode: int, size: int, chunks: Iterator[bytes]) -> None:
+    def file(
+        self,
+        name: str,
+        mode: int,
+        size: int,
+        chunks: Iterable[bytes],
+        kept: Kept = nothing_kept,  # noqa: ARG002 - nothing is written
+    ) -> None:
         """See `Writer.file`."""
         self.claim_file(name, mode)
         self.names.append(name)

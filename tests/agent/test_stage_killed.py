@@ -17,6 +17,8 @@ from .small_store import Store
 
 SIZE = 24 << 20
 LATE_BYTES = 1 << 20
+# So small that the slots on disk serve for several parts each.
+PART_BYTES = 1 << 20
 
 STAGE = """
 import importlib.util, json, os, sys
@@ -26,7 +28,8 @@ spec = importlib.util.spec_from_file_location(
 module = importlib.util.module_from_spec(spec)
 sys.modules["kernel_tools_agent"] = module
 spec.loader.exec_module(module)
-from kernel_tools_agent import stage
+from kernel_tools_agent import partfile, stage
+partfile.PART_BYTES = 1 << 20
 from kernel_tools_agent.job import Job
 print("begun", flush=True)
 stage.stage_inputs(run_dir, Job.from_json(json.loads(job)), urls=json.loads(urls), log=lambda line: None,
@@ -36,8 +39,10 @@ print("done", flush=True)
 
 
 def tree(count):
+    """Small files, and in their middle one of several parts."""
     generator = random.Random(7)
-    return {f"ds/{n:03}.bin": generator.randbytes(SIZE // count) for n in range(count)}
+    sizes = [SIZE // 2 if n == count // 2 else SIZE // 2 // (count - 1) for n in range(count)]
+    return {f"ds/{n:03}.bin": generator.randbytes(size) for n, size in enumerate(sizes)}
 
 
 class Machine:
@@ -87,13 +92,20 @@ class Machine:
         )
 
     def kept(self):
-        """Bytes that a killed download left, by its own record."""
-        path = os.path.join(self.root, "datasets", f".part-{self.sha256}.map")
-        if not os.path.exists(path):
+        """Bytes that a killed staging left: unpacked, in the journal, and by its record of the parts."""
+        part = os.path.join(self.root, "datasets", f".part-{self.sha256}")
+        if not os.path.exists(part + ".journal"):
             return 0
-        with open(path, "rb") as stream:
-            counts = stream.read()[512:]
-        return sum(struct.unpack_from("<Q", counts, at)[0] for at in range(0, len(counts), 8))
+        there = os.path.getsize(part + ".journal")
+        for base, _, names in os.walk(os.path.join(self.root, "datasets", f".new-{self.sha256}")):
+            there += sum(os.path.getsize(os.path.join(base, name)) for name in names)
+        with open(part + ".map", "rb") as stream:
+            records = stream.read()[512:]
+        kept = there
+        for number, count in struct.iter_unpack("<QQ", records):
+            start = number * PART_BYTES
+            kept += max(0, start + count - max(start, there))
+        return kept
 
     def check_sets(self):
         """Whatever has a data set's name is complete."""

@@ -84,7 +84,7 @@ class PartFile:
     def complete(self) -> bool:
         """Whether nothing is missing."""
         with self._changed:
-            return self.size is not None and self._front == len(self._counts)
+            return self._ended
 
     def claim(self, check: Callable[[], None]) -> Optional[int]:
         """Return a part that nobody else brings, the first one first; None where none is left.
@@ -145,9 +145,9 @@ class PartFile:
             self._front = min(self._front, part)
 
     def wait_past(self, offset: int) -> int:
-        """Wait a little until more than `offset` bytes stand from the start on; return how many do."""
+        """Wait a little until more than `offset` bytes stand from the start on, if more will; return how many."""
         with self._changed:
-            if self._reach() <= offset:
+            if self._reach() <= offset and not self._ended:
                 self._changed.wait(_WAIT_SECONDS)
             return self._reach()
 
@@ -169,6 +169,10 @@ class PartFile:
         for descriptor in (self._descriptor, self._map):
             with contextlib.suppress(OSError):
                 os.close(descriptor)
+
+    @property
+    def _ended(self) -> bool:
+        return self.size is not None and self._front == len(self._counts)
 
     def _reach(self) -> int:
         if self._front == len(self._counts):

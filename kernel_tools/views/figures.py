@@ -26,6 +26,9 @@ DPI: Final = 100
 BLUE, ORANGE = curves.BLUE, curves.ORANGE
 PICTURE_INCHES: Final = 3.1
 MATCH_IOU: Final = 0.5
+# What a box's label takes of a photograph's longer side: a letter in width, all of it in height.
+LETTER_WIDTH: Final = 0.025
+LABEL_HEIGHT: Final = 0.08
 Box = Sequence[float]
 
 
@@ -216,15 +219,23 @@ def _draw_box(axes: Axes, box: Box, colour: str, line: str, label: str, *, below
         )
     )
     if label:
+        left, right = axes.get_xlim()
+        bottom, top = axes.get_ylim()  # a photograph's rows count downwards: bottom is the larger
+        side = max(right - left, bottom - top)  # of which all photographs have the same size
+        room_x, room_y = LETTER_WIDTH * len(label) * side, LABEL_HEIGHT * side
+        at_right = x1 + room_x > right
+        # Outside of its box where the photograph goes on, else just inside.
+        outside = y2 + room_y <= bottom if below else y1 - room_y >= top
         axes.text(
-            x1,
-            y2 if below else y1,
+            min(x2, right) if at_right else max(x1, left),
+            min(y2, bottom) if below else max(y1, top),
             label,
             fontsize=7,
             color="white",
             clip_on=True,
             parse_math=False,
-            verticalalignment="top" if below else "bottom",
+            horizontalalignment="right" if at_right else "left",
+            verticalalignment="top" if below == outside else "bottom",
             bbox={"facecolor": colour, "edgecolor": "none", "pad": 1.0},
         )
 

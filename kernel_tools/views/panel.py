@@ -88,7 +88,8 @@ class Panel:
         self._unsubscribe: Callable[[], None] | None = None
         self._pace = Pace()
         self._now = now
-        self._drawn: object = None  # the newest rows that the curves show
+        # The newest rows of steps and of metrics that the curves show.
+        self._drawn: tuple[object, object] = ((), ())
         self._drawn_at = 0.0
         self.head = widgets.HTML()
         self.body = widgets.HTML()
@@ -200,10 +201,11 @@ class Panel:
         self.stop_button.disabled = self._stopping or snapshot.state is RunState.STOPPING
 
     def _draw_curves(self, snapshot: RunSnapshot) -> None:
-        """Draw them anew for new rows, but not at every poll: a curve of hours has time."""
+        """Draw them anew for new rows, steps not at every poll: a curve of hours has time."""
         rows = snapshot.steps[-1:], snapshot.metrics[-1:]
+        judged = rows[1] != self._drawn[1]
         waits = self.curves.value and self._now() - self._drawn_at < CURVES_SECONDS
-        if rows == self._drawn or waits:
+        if rows == self._drawn or (waits and not judged):
             return
         self._drawn, self._drawn_at = rows, self._now()
         drawn = curves.html(snapshot)

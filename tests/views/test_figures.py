@@ -86,6 +86,40 @@ def test_a_name_that_leaves_the_folder_is_refused(evaluated):
         show_predictions(evaluated, evaluated.parent, 1)
 
 
+@pytest.mark.parametrize("size", [(640, 480), (480, 640)], ids=["landscape", "portrait"])
+@pytest.mark.parametrize("place", [(-3, -3), (0.9, -3), (-3, 0.9), (0.9, 0.9), (0.4, 0.4)])
+def test_a_label_is_whole_wherever_its_box_is(evaluated, monkeypatch, place, size):
+    wide, high = size
+    x, y = (share * side if share > 0 else share for share, side in zip(place, size, strict=True))
+    box = [x, y, x + 0.11 * wide, y + 0.11 * high]
+    told = json.loads(evaluated.read_text())
+    told["classes"] = ["bus", "train"]
+    told["images"] = [
+        {
+            "file": "a.png", "width": wide, "height": high,
+            "ground_truth": [[*box, 0]], "predictions": [[*box, 1, 0.9]],
+        }
+    ]  # fmt: skip
+    evaluated.write_text(json.dumps(told))
+    Image.new("RGB", size).save(evaluated.parent / "a.png")
+    labels = []
+
+    def draw(figure):
+        figure.canvas.draw()
+        for axes in figure.axes:
+            around = axes.get_window_extent().padded(1.0)
+            for text in axes.texts:
+                own = text.get_window_extent()
+                assert around.x0 <= own.x0 < own.x1 <= around.x1
+                assert around.y0 <= own.y0 < own.y1 <= around.y1
+                labels.append(text.get_text())
+        return b""
+
+    monkeypatch.setattr("kernel_tools.views.figures.png", draw)
+    show_predictions(evaluated, evaluated.parent, 1)
+    assert labels == ["bus", "train 0.90"]
+
+
 def test_names_of_classes_and_files_are_escaped_in_the_alternative_text(evaluated):
     told = json.loads(evaluated.read_text())
     evil = "$_{$<img src=x onerror=alert(1)>.png"

@@ -244,9 +244,9 @@ def test_curves_are_drawn_as_soon_as_there_is_a_line_and_then_now_and_again(shel
     now = [100.0]
     panel = Panel(run, clock=clock, now=lambda: now[0]).show()
 
-    def told(count):
+    def told(count, metrics=()):
         rows = tuple({"optimizer_steps": i, "loss": 9.0 - i} for i in range(count))
-        run.tell(snapshot(steps=rows))
+        run.tell(snapshot(steps=rows, metrics=metrics))
         assert clock.flush()
         return panel.curves.value
 
@@ -255,6 +255,11 @@ def test_curves_are_drawn_as_soon_as_there_is_a_line_and_then_now_and_again(shel
     assert "at step 2" in told(4)
     now[0] += CURVES_SECONDS
     assert "from 9 at step 0 to 4 at step 5" in told(6)
+    # What an evaluation found stands in the panel's figures at once: the curve must not say less.
+    judged = tuple({"epoch": epoch, "metrics": {"AP50": epoch / 4}} for epoch in (1, 2, 3))
+    assert "AP50" not in told(6)
+    assert "AP50 is 0.500" in told(6, judged[:2])
+    assert "AP50 is 0.750" in told(7, judged)
 
 
 def test_data_on_its_way_is_told_with_how_fast_it_comes():

@@ -97,6 +97,7 @@ class Evidence:
     claim: str = ""  # the state that another trainer's own status file ends with
     claimed: Optional[Failure] = None  # and the error it tells
     left_behind: int = 0  # processes that outlived the one that was started
+    unbegun: bool = False  # a stop found it before its first step, and it was killed at once
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,9 @@ def _completed_message(evidence: Evidence) -> str:
 
 def _ended_message(evidence: Evidence, stop: StopRequest) -> str:
     message = stop.message or stop.reason
-    if evidence.forced == "SIGKILL" and not stop.now:
+    if evidence.unbegun:
+        message += " before training began"
+    elif evidence.forced == "SIGKILL" and not stop.now:
         message += "; the trainer did not end in time and was killed"
     elif evidence.forced == "SIGTERM":
         message += "; the trainer ended at SIGTERM"

@@ -225,6 +225,7 @@ class Supervisor:
         progress = Progress(self.run_dir, _minutes(self.job.limits.stall_minutes))
         peers = LostPeers(self.run_dir)
         own_failure: Optional[Failure] = None
+        unbegun = False
         while child.poll() is None:
             if self.group.look():
                 self._show_foreign()
@@ -235,7 +236,8 @@ class Supervisor:
                 own_failure = self._stalled()
                 ending.skip_grace()
             if stop is not None or own_failure is not None:
-                step = ending.next(now=stop is not None and stop.now)
+                unbegun = unbegun or (stop is not None and self._unbegun())
+                step = ending.next(now=unbegun or (stop is not None and stop.now))
                 if step == "SIGTERM":
                     child.send_signal(signal.SIGTERM)
                 elif step == "SIGKILL":
@@ -246,7 +248,7 @@ class Supervisor:
         left_behind = len(self.group.find())
         self.group.end(term_seconds=0 if ending.step == "SIGKILL" else _LEFTOVER_SECONDS)
         evidence = self._gather(child.returncode, log_start, ending.step, own_failure)
-        return dataclasses.replace(evidence, left_behind=left_behind)
+        return dataclasses.replace(evidence, left_behind=left_behind, unbegun=unbegun)
 
     def _gather(
         self, exit_code: int, log_start: int, forced: str, own_failure: Optional[Failure]
@@ -303,6 +305,11 @@ class Supervisor:
             message = "the host asked the agent to end (SIGTERM)"
             control.ask_stop(self.run_dir, StopRequest(control.STOPPED, message))
         return control.read_stop(self.run_dir)
+
+    def _unbegun(self) -> bool:
+        """Whether the detector still imports and builds: it has nothing to save, and listens only later."""
+        status = read_json(self.status.path) or {}
+        return self.job.kind == "detector" and status.get("phase") == "starting"
 
     def _stalled(self) -> Failure:
         """Ask every rank that listens for its stacks, and name what was seen."""

@@ -91,3 +91,20 @@ def test_a_rank_in_an_endless_loop_is_found_and_named_with_the_stacks_of_all(rem
     assert "in all_reduce" in log[first:second]
     assert " in spin" in log[second:]
     assert remote.processes("spin") == []
+
+
+def test_a_stop_before_training_began_is_obeyed_at_once(remote):
+    script = os.path.join(FOLDER, "torch_ranks.py")
+    limits = {"grace_seconds": 600, "stall_minutes": None}
+    job = remote.job(
+        "imports", kind="detector", argv=[script, "forever"], nproc_per_node=2, limits=limits
+    )
+    remote.launch_job(job)
+    wait_until(lambda: "world_size=2" in log_text(remote.poll("imports")), 90, "both ranks are up")
+    remote.stop("imports")
+    end = remote.wait_end("imports", 30)
+    assert (end["state"], end["message"]) == (
+        "stopped",
+        "stopped by the user before training began",
+    )
+    assert remote.processes("imports") == []

@@ -3,10 +3,10 @@
     python benchmarks/staging.py [--megabytes 329] [--files 2048] [--repeats 3] [--memory-gib 0]
 
 Incompressible files (as JPEG is) of one size, loopback, 0 ms, the ways in turns; medians. `seed`: Python's
-tarfile with gzip, then the SDK's fput_object. `plain`: tar, then fput_object. `ours`: `stage`, which hashes
-first and names the object by the hash. Then the same content staged again; then the remote's side
-(download, verify, unpack, mark) beside `curl | tar x`. `--memory-gib` stages that much of one sparse file in
-a process of its own and tells its peak. The last line has the ratios.
+tarfile with gzip, then the SDK's fput_object. `plain`: tar, then fput_object. `ours`: `stage`, which packs,
+hashes and sends in one pass and names the object by its hash. Then the same content staged again; then the
+remote's side (download, verify, unpack, mark) beside `curl | tar x`. `--memory-gib` stages that much of one
+sparse file in a process of its own and tells its peak. The last line has the ratios.
 """
 
 from __future__ import annotations

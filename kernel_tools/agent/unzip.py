@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zipfile
+from typing import IO, List
 
 from .errors import UnsafeArchiveError
 from .unpack_writer import Writer
@@ -13,15 +14,8 @@ from .untar import body
 
 def unzip(path: str, writer: Writer) -> None:
     """Write what the zip at `path` holds. Raises UnsafeArchiveError, zipfile.BadZipFile."""
-    with zipfile.ZipFile(path) as archive:
-        _check_ends(path, archive)
-        members = sorted(archive.infolist(), key=lambda info: info.header_offset)
-        for info, following in zip(members, [*members[1:], None]):
-            end = info.header_offset + 30 + info.compress_size
-            limit = archive.start_dir if following is None else following.header_offset
-            if end > limit:
-                raise UnsafeArchiveError("the archive has entries that overlap")
-            check_member(info)
+    with open(path, "rb") as file, zipfile.ZipFile(file) as archive:
+        members = checked_members(archive, file)
         total = sum(info.file_size for info in members)
         writer.bounds.check(total, sum(not info.is_dir() for info in members))
         for info in members:
@@ -37,7 +31,20 @@ def unzip(path: str, writer: Writer) -> None:
                 )
 
 
-def check_member(info: zipfile.ZipInfo) -> None:
+def checked_members(archive: zipfile.ZipFile, file: IO[bytes]) -> List[zipfile.ZipInfo]:
+    """Return what the directory of a zip names, in the file's order. Raises UnsafeArchiveError."""
+    _check_ends(archive, file)
+    members = sorted(archive.infolist(), key=lambda info: info.header_offset)
+    for info, following in zip(members, [*members[1:], None]):
+        end = info.header_offset + 30 + info.compress_size
+        limit = archive.start_dir if following is None else following.header_offset
+        if end > limit:
+            raise UnsafeArchiveError("the archive has entries that overlap")
+        _check_member(info)
+    return members
+
+
+def _check_member(info: zipfile.ZipInfo) -> None:
     mode = info.external_attr >> 16
     kind = stat.S_IFMT(mode)
     if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
@@ -53,11 +60,9 @@ def check_member(info: zipfile.ZipInfo) -> None:
         raise UnsafeArchiveError("the archive holds a folder with content")
 
 
-def _check_ends(path: str, archive: zipfile.ZipFile) -> None:
-    tail = 22 + len(archive.comment)
-    with open(path, "rb") as stream:
-        stream.seek(-tail, os.SEEK_END)
-        data = stream.read(22)
+def _check_ends(archive: zipfile.ZipFile, file: IO[bytes]) -> None:
+    file.seek(-22 - len(archive.comment), os.SEEK_END)
+    data = file.read(22)
     told = int.from_bytes(data[20:22], "little")
     if not data.startswith(b"PK\x05\x06") or told != len(archive.comment):
         raise UnsafeArchiveError("the archive has something after its end")

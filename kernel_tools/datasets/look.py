@@ -16,7 +16,7 @@ from typing import IO, BinaryIO, Final, cast
 from kernel_tools.agent.errors import UnsafeArchiveError
 from kernel_tools.agent.unpack_writer import Bounds, Kept, Writer, nothing_kept
 from kernel_tools.agent.untar import untar
-from kernel_tools.agent.unzip import check_member
+from kernel_tools.agent.unzip import checked_members
 from kernel_tools.errors import StagingError
 
 # Whoever packed it may have packed as much as he likes; the remote holds it to what is found here.
@@ -92,8 +92,7 @@ def look_into(file: BinaryIO, *, kind: str, what: str, look: Look) -> None:
 def _look_into_zip(file: BinaryIO, look: Look) -> None:
     """Only the list is read, and what is to be looked at: the rest has its checksum there and here."""
     with zipfile.ZipFile(file) as archive:
-        for info in archive.infolist():
-            check_member(info)
+        for info in checked_members(archive, file):
             if info.is_dir():
                 look.directory(info.filename)
                 continue

@@ -331,3 +331,13 @@ def test_a_zip_that_lies_about_its_sizes_costs_no_time() -> None:
         archive.writestr(link, "/etc/passwd")
     with pytest.raises(StagingError, match="would not be unpacked as a zip: .* a symbolic link"):
         inspect_archive(data, kind="zip", what="it")
+
+
+@pytest.mark.parametrize("more", [b"x", b"PK\x05\x06" + bytes(10)])
+def test_a_zip_with_something_after_its_end_is_refused_before_it_is_uploaded(more: bytes) -> None:
+    data = io.BytesIO()
+    with zipfile.ZipFile(data, "w") as archive:
+        archive.writestr("set/a", b"0123456789")
+    assert inspect_archive(io.BytesIO(data.getvalue()), kind="zip", what="it").file_count == 1
+    with pytest.raises(StagingError, match="after its end|no sound"):
+        inspect_archive(io.BytesIO(data.getvalue() + more), kind="zip", what="it")

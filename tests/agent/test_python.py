@@ -15,8 +15,8 @@ MODULES = sorted(name for name in os.listdir(AGENT_FOLDER) if name.endswith(".py
 # What Python 3.8 and every later one have and the agent uses; anything new is to be thought about.
 STANDARD = {
     "__future__", "base64", "concurrent", "contextlib", "ctypes", "dataclasses", "datetime", "email",
-    "errno", "fcntl", "fnmatch", "glob", "gzip", "hashlib", "http", "importlib", "io", "json", "math", "os",
-    "platform", "re", "select", "shutil", "signal", "socket", "ssl", "stat", "struct", "subprocess", "sys",
+    "errno", "fcntl", "fnmatch", "glob", "gzip", "hashlib", "http", "importlib", "io", "json", "math",
+    "mmap", "os", "platform", "re", "select", "shutil", "signal", "socket", "ssl", "stat", "struct", "subprocess", "sys",
     "threading", "time", "traceback", "typing", "unicodedata", "urllib", "zipfile", "zlib",
 }  # fmt: skip
 

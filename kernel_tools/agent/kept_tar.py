@@ -49,14 +49,17 @@ class KeptTar(Source):
         if self._coming is None:
             found = os.read(self._journal, size)
             self._take(found)
-            if len(found) == size:
-                return found
-        fresh = self.coming().read(size - len(found))
-        left = memoryview(fresh)
-        while left:
-            left = left[os.write(self._journal, left) :]
-        self.passed(len(fresh))
-        return found + fresh
+        # Piece by piece: what is not yet in the journal keeps its slots from what is still to come.
+        while len(found) < size:
+            piece = bytes(self.coming().view(size - len(found)))
+            if not piece:
+                break
+            left = memoryview(piece)
+            while left:
+                left = left[os.write(self._journal, left) :]
+            self.passed(len(piece))
+            found += piece
+        return found
 
     def content(self, size: int) -> Content:
         """See `Source.content`."""

@@ -120,9 +120,18 @@ def shows_steps(cell: Any) -> int:
     return int(figures(cell).get("optimizer_steps", 0))
 
 
+CLIPPED = """() => [...document.querySelectorAll('.kt-view, .kt-view *, .widget-button')]
+  .filter(e => e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1)
+  .filter(e => !['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
+  .map(e => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}: ${e.textContent.slice(0, 40)}`)"""
+
+
 def clipped(page: Any) -> list[str]:
-    """Return the elements of ours whose text is cut off."""
-    return page.evaluate("""() => [...document.querySelectorAll('.kt-view, .kt-view *, .widget-button')]
-      .filter(e => e.clientWidth > 0 && e.scrollWidth > e.clientWidth + 1)
-      .filter(e => !['auto', 'scroll'].includes(getComputedStyle(e).overflowX))
-      .map(e => `${e.tagName}.${e.className} ${e.scrollWidth} > ${e.clientWidth}: ${e.textContent.slice(0, 40)}`)""")
+    """Return the elements of ours whose text is cut off, and stays so when the page has been laid out."""
+    found: list[str] = []
+    for _ in range(25):
+        found = page.evaluate(CLIPPED)
+        if not found:
+            break
+        page.wait_for_timeout(200)
+    return found

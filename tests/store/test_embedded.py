@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import os
 import signal
 import socket
@@ -19,6 +20,7 @@ from kernel_tools import keeper
 from kernel_tools.errors import MissingDependencyError
 from kernel_tools.stores import local
 from kernel_tools.stores.local import GRPC_OFFSET, LISTENERS, LocalStore
+from kernel_tools.stores.multipart import PART_BYTES
 from tests.services.conftest import is_gone, wait_for
 from tests.services.listening import listeners
 
@@ -230,11 +232,14 @@ def test_unix_sockets_are_for_their_owner_only(embedded: LocalStore) -> None:
 
 @linux
 def test_the_keys_are_on_no_command_line_and_in_no_log(embedded: LocalStore) -> None:
-    secret = embedded.service.secrets["secret_key"].reveal().encode()
-    for pid in (embedded.service.keeper_pid, embedded.service.service_pid):
-        assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
-    assert secret not in (embedded.service.folder / "service.log").read_bytes()
-    assert secret.decode() not in repr(embedded)
+    embedded.put(io.BytesIO(bytes(PART_BYTES + 1)), "in parts", size_bytes=PART_BYTES + 1)
+    embedded.remove("in parts")
+    for name in ("secret_key", "filer_key"):
+        secret = embedded.service.secrets[name].reveal().encode()
+        for pid in (embedded.service.keeper_pid, embedded.service.service_pid):
+            assert secret not in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert secret not in (embedded.service.folder / "service.log").read_bytes()
+        assert secret.decode() not in repr(embedded)
     for path in embedded.service.folder.iterdir():
         assert path.stat().st_mode & 0o077 == 0, path
 

@@ -60,7 +60,7 @@ class JobSpec:
     status_dir: str | None = None  # where another trainer writes its status, in the work folder
     source: Mapping[str, Any] | None = None  # where the project stood in git
     push: Mapping[str, Any] | None = None  # when files go to the store; None: never
-    hub: Mapping[str, Any] | None = None  # the model repository that the weights go to at the end
+    hub: Mapping[str, Any] | None = None  # the model repository that the weights go to
     checkpoint_bytes: int = 0  # what the checkpoints will take on the remote's disk
 
     def to_json(self) -> dict[str, Any]:

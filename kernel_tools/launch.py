@@ -55,6 +55,10 @@ def silent(_line: str) -> None:
     """Report nothing."""
 
 
+# Each push to the hub is a commit, and a repository keeps what every commit had.
+HUB_MINUTES: Final = 30.0
+
+
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
     """How a job is launched, whatever it runs.
@@ -69,7 +73,8 @@ class LaunchOptions:
         max_restarts: how often a trainer that crashed is started again, from its last checkpoint.
         push: whether its files go to the store; None: where a store is configured, or data comes from one.
         push_epochs, push_minutes: how often, besides at every best and at the end.
-        push_to: `hf://ORG/REPO`: the weights go to this model repository of the hub at the end.
+        push_to: `hf://ORG/REPO`: the weights go to this model repository of the hub, at the end and every
+            half hour on the way (or every `push_minutes`, where that is longer).
         name: part of the run id (default: the configuration's name).
     """
 
@@ -122,7 +127,11 @@ class LaunchOptions:
         if self.push_to is None:
             return None
         repository, path = parse_place(self.push_to)
-        return {"repository": repository, "path": path}
+        return {
+            "repository": repository,
+            "path": path,
+            "minutes": max(HUB_MINUTES, self.push_minutes),
+        }
 
     def push_policy(self) -> PushPolicy:
         """Return when files go to the store, checked."""

@@ -269,7 +269,21 @@ def _options(receipt: Receipt) -> dict[str, Any]:
         "max_hours": limits.get("max_hours"),
         "stall_minutes": limits.get("stall_minutes") or 30.0,
         "max_restarts": int(job.get("max_restarts") or 0),
+        **_pushes(job),
     }
+
+
+def _pushes(job: Mapping[str, Any]) -> dict[str, Any]:
+    """How its files went to the store and to the hub; where they did not, what is set up today decides."""
+    options: dict[str, Any] = {}
+    push, hub = job.get("push") or {}, job.get("hub") or {}
+    if push:
+        options |= {"push_epochs": push.get("epochs"), "push_minutes": push.get("minutes")}
+    if hub:
+        options["push_to"] = f"hf://{hub['repository']}" + (
+            f"/{hub['path']}" if hub.get("path") else ""
+        )
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _paths(job: Mapping[str, Any], project_dir: Path) -> tuple[str, ...]:

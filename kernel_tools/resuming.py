@@ -1,4 +1,4 @@
-"""What `--resume` means: a run's last checkpoint, there or in the store, or a file of this machine.
+"""What `--resume` means: a run's last checkpoint, there or in the store, a file of this machine or of the hub.
 
 It finds out and refuses; sending is `launch`'s. A file from here lies on the remote as in a run's folder
 of its own, with the rows and best weights that stand beside it, so that the history goes on.
@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError, RunNotFoundError
 from kernel_tools.fetch import LISTING_SECONDS, sha256_of
+from kernel_tools.stores.hub import PREFIX, HubStore, parse_place
 
 if TYPE_CHECKING:
     from kernel_tools.known_runs import KnownRuns
+    from kernel_tools.project import Project
     from kernel_tools.pushed import PushedSet
     from kernel_tools.run import Run
     from kernel_tools.stores.base import ObjectStore
@@ -27,6 +29,8 @@ _BESIDE: Final = ("best.pt", "best.pt.sha256")
 _ROWS: Final = ("metrics.jsonl", "steps.jsonl")
 # Where in the work folder what comes from the store is laid, as in a run's own folder.
 _FROM_STORE: Final = "resumed"
+# Where a checkpoint of the hub is laid here, to travel from.
+_HUB_FOLDER: Final = ".kernel_tools/hub"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +65,12 @@ def find(
     Raises:
         RunNotFoundError: neither the remote nor the store knows the run.
         InvalidArgumentError: there is no checkpoint, or the run still goes on.
+        StoreError: the hub does not give the file.
     """
     if resume is None:
         return None, None
+    if resume.startswith(PREFIX):
+        return None, of_file(_from_hub(resume, runs.project))
     if is_file(resume):
         return None, of_file(runs.project.resolve(resume))
     try:
@@ -71,6 +78,16 @@ def find(
     except RunNotFoundError:  # another machine; is it in the store?
         return _find_in_store(resume, runs, on=on)
     return source, of_run(source)
+
+
+def _from_hub(place: str, project: Project) -> Path:
+    """Bring a checkpoint here from a model repository, as `--push-to` left it; return where it is."""
+    repository, key = parse_place(place)
+    key = key or Path(LAST[0]).name
+    path = project.folder / _HUB_FOLDER / repository / key
+    path.parent.mkdir(parents=True, exist_ok=True)
+    HubStore.from_settings(project.settings(), repository, kind="model").get(key, path)
+    return path
 
 
 def is_file(text: str) -> bool:

@@ -335,7 +335,7 @@ class Session:
             overrides: `section.key=value`, as `--set`.
             datasets: references staged before; the first becomes `data.root` unless that is set.
             resume: go on from the last checkpoint of this run (an id or a part of it), or from this
-                file of this machine.
+                file of this machine or of the hub (`hf://ORG/REPO`, what `push_to` left there).
             dry_run: check and plan only; nothing is sent.
             on: the connection's name (default: the last one made).
             report: is handed each line worth printing (`sync_files=...`).

@@ -9,8 +9,9 @@ import time
 import traceback
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from . import artifacts, disk, hub
+from . import artifacts, disk
 from .files import Json, append_line, read_json, write_json
+from .hub import HubPusher
 from .job import Job
 from .launch import discard_secrets
 from .outcome import Failure, Outcome, read_elastic_errors, read_reasons
@@ -30,6 +31,7 @@ def finish(
     *,
     attempts: Optional[List[Json]] = None,
     pusher: Optional[Pusher] = None,
+    hub: Optional[HubPusher] = None,
 ) -> None:
     """Write everything that stands at the end, so that whoever sees a terminal state finds it all.
 
@@ -48,7 +50,7 @@ def finish(
             status.write(phase="push", message="sending files to the store")
     pusher = pusher or Pusher(run_dir, job)
     problem = _to_store(pusher.push_all)
-    left = _to_hub(run_dir, job, status)
+    left = _to_hub(hub or HubPusher(run_dir, job), job, status)
     message += f"; {left}" if left else ""
     try:
         listed, unmatched = _settle(run_dir, job, outcome, status, attempts)
@@ -88,18 +90,13 @@ def _to_store(action: Callable[[], str]) -> str:
         return f"{type(error).__name__} in the agent"
 
 
-def _to_hub(run_dir: str, job: Job, status: StatusFile) -> str:
+def _to_hub(hub: HubPusher, job: Job, status: StatusFile) -> str:
     """Send the weights where the job names a repository; returns what is to be said of it."""
     if job.hub is None:
         return ""
-    log = os.path.join(run_dir, "train.log")
     with contextlib.suppress(OSError):
         status.write(phase="push", message="sending the weights to the hub")
-    return _to_store(
-        lambda: hub.deliver(
-            run_dir, job, log=lambda line: append_line(log, line), environment=os.environ
-        )
-    )
+    return _to_store(hub.deliver)
 
 
 def _settle(

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from typing import Any, Dict, FrozenSet, List, Optional, Set, Tuple
+from typing import Any, Callable, Dict, FrozenSet, List, Optional, Set, Tuple
 
 from . import processes, trainer
 from .ending import LostPeers
@@ -27,9 +27,17 @@ class Group:
         run_dir: the run.
         heart: told of what is found.
         watchdog: kept up by the way; it is no part of the group.
+        others: pids of further children of the agent that are none of the run.
     """
 
-    def __init__(self, run_dir: str, heart: Heart, watchdog: Watchdog) -> None:
+    def __init__(
+        self,
+        run_dir: str,
+        heart: Heart,
+        watchdog: Watchdog,
+        *,
+        others: Callable[[], FrozenSet[int]] = frozenset,
+    ) -> None:
         self.child: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
         self.ranks: Dict[int, Dict[str, Any]] = {}
         self.identities: Dict[int, processes.Identity] = {}  # by rank
@@ -37,6 +45,7 @@ class Group:
         self._log = os.path.join(run_dir, "train.log")
         self._heart = heart
         self._watchdog = watchdog
+        self._others = others
         self._known: Set[processes.Identity] = set()
         self._looked = 0.0
 
@@ -138,7 +147,8 @@ class Group:
         self._known = {row.identity for row in left}
 
     def _helpers(self) -> FrozenSet[int]:
-        return frozenset(pid for pid in (os.getpid(), self._watchdog.pid) if pid)
+        own = frozenset(pid for pid in (os.getpid(), self._watchdog.pid) if pid)
+        return own | self._others()
 
     def _own_pids(self) -> FrozenSet[int]:
         child: Tuple[int, ...] = () if self.child is None else (self.child.pid,)

@@ -1,4 +1,4 @@
-"""A run's weights into its model repository of the Hugging Face Hub, when the run has ended.
+"""A run's weights into its model repository of the Hugging Face Hub: while it trains, and when it has ended.
 
 With HF_TOKEN of this machine's environment, and by huggingface_hub where that is installed; otherwise it is
 left to the laptop, and `hub.json` says so. The token is in no argument, log or file.
@@ -12,15 +12,20 @@ import os
 import signal
 import subprocess
 import sys
-from typing import Callable, Mapping, Optional, Tuple
+import threading
+import time
+import traceback
+from typing import Callable, Dict, FrozenSet, Iterator, Mapping, Optional, Tuple
 
-from .files import Json, file_size, sha256_file, write_json
-from .job import Hub, Job
+from .complete_set import identity
+from .files import Json, append_line, file_size, sha256_file, write_json
+from .job import Job
 from .trainer import clean_environment
 
 # Beside what a slow line takes for the weights.
 _LEAST_SECONDS = 300.0
 _SLOWEST_BYTES_A_SECOND = 500e3
+_LOOK_SECONDS = 1.0
 _TOLD = "hub.json"
 # Quiet, and by LFS, which every hub speaks; Xet would fill a cache of its own on this disk.
 _CLIENT = {
@@ -28,82 +33,199 @@ _CLIENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",
 }
+_GIVEN_UP = "the run has ended"
+
+Seen = Dict[str, Optional[Tuple[int, int]]]
 
 
-def deliver(
-    run_dir: str, job: Job, *, log: Callable[[str], None], environment: Mapping[str, str]
-) -> str:
-    """Upload `best.pt`, or `last.pt` where there is none. Returns words for the run's message, or "".
+class HubPusher:
+    """The way of one run's weights to its repository. Without one in the job it does nothing.
 
     Args:
-        run_dir: the run, none of whose processes is left.
-        job: says where to; without a place nothing is done.
-        log: takes one line for the run's log.
+        run_dir: the run.
+        job: its job; says where to and how often.
         environment: of the agent.
     """
-    if job.hub is None:
+
+    def __init__(
+        self, run_dir: str, job: Job, environment: Optional[Mapping[str, str]] = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._job = job
+        self._environment = os.environ if environment is None else environment
+        self._log = os.path.join(run_dir, "train.log")
+        self._ending = threading.Event()
+        self._thread: Optional[threading.Thread] = None
+        self._child: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
+        self._pushed: Seen = {}  # as they were: size and time of change, by name
+        self._said = ""
+
+    @property
+    def pids(self) -> FrozenSet[int]:
+        """Of the upload that is under way, which is no process of the run."""
+        child = self._child
+        return frozenset() if child is None else frozenset([child.pid])
+
+    def start(self) -> None:
+        """Push every so often from now on, in a thread of its own; without a token there is nothing to do."""
+        if self._job.hub is None or not self._token() or self._thread is not None:
+            return
+        self._thread = threading.Thread(target=self._watch, name="hub", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Push no more; an upload that is under way is given up."""
+        self._ending.set()
+        if self._thread is not None:
+            self._thread.join(10.0)
+
+    def deliver(self) -> str:
+        """Push `best.pt`, or `last.pt` where there is none, of a run none of whose processes is left.
+
+        A `last.pt` that was pushed on the way is brought up to date, so that nothing old stands beside.
+
+        Returns:
+            Words for the run's message, or "".
+        """
+        if self._job.hub is None:
+            return ""
+        found = self._weights()
+        if found is None:
+            return self._left(None, "the run has left no weights")
+        if not self._token():
+            return self._left(found, "HF_TOKEN is not set there")
+        problem = self._push(found, at_end=True)
+        if not problem and found != "last" and "last" in self._pushed:
+            problem = self._push("last", at_end=True)
+        if problem:
+            return self._left(found, problem)
+        place = self._place(found)
+        self._tell({"state": "pushed", "place": place, "weights": found, "why": ""})
         return ""
-    found = _weights(run_dir)
-    if found is None:
-        return _left(run_dir, job.hub, None, "the run has left no weights", log)
-    weights, path = found
-    name = job.hub.path or weights + ".pt"
-    token = (environment.get("HF_TOKEN") or "").strip()
-    if not token:
-        return _left(run_dir, job.hub, weights, "HF_TOKEN is not set there", log)
-    notes = {"run": job.run_id, "sha256": sha256_file(path)[0]}
-    problem = _upload(job.hub.repository, name, path, notes, environment)
-    if problem:
-        return _left(run_dir, job.hub, weights, problem, log)
-    place = "hf://{}/{}".format(job.hub.repository, name)
-    _tell(run_dir, {"state": "pushed", "place": place, "weights": weights, "why": ""})
-    log(f"weights_pushed={place}")
-    return ""
 
+    # -- inside ------------------------------------------------------------------------------------
 
-def _weights(run_dir: str) -> Optional[Tuple[str, str]]:
-    for weights in ("best", "last"):
-        path = os.path.join(run_dir, "weights", weights + ".pt")
-        if os.path.isfile(path):
-            return weights, path
-    return None
+    def _watch(self) -> None:
+        assert self._job.hub is not None
+        pause, since = self._job.hub.minutes * 60, time.monotonic()
+        while not self._ending.wait(_LOOK_SECONDS):
+            if time.monotonic() < since + pause:
+                continue
+            for weights in self._wanted():
+                try:
+                    problem = self._push(weights, at_end=False)
+                except Exception as error:  # noqa: BLE001 - a defect here must not end the pushes to come
+                    traceback.print_exc()
+                    problem = f"{type(error).__name__} in the agent"
+                if problem and problem not in (_GIVEN_UP, self._said):
+                    self._said = problem
+                    self._write(f"weights_not_pushed={self._place(weights)} {problem}")
+            since = time.monotonic()
 
+    def _wanted(self) -> Tuple[str, ...]:
+        """What a push on the way is of: the file that the job names, or what a resume takes too."""
+        assert self._job.hub is not None
+        if self._job.hub.path is None:
+            return ("best", "last")
+        return (self._weights() or "last",)
 
-def _upload(
-    repository: str, name: str, path: str, notes: Json, environment: Mapping[str, str]
-) -> str:
-    """Run the upload; returns what went wrong, or ""."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hub_upload.py")
-    child = subprocess.Popen(
-        [sys.executable, program, repository, name, path, json.dumps(notes)],
-        cwd="/", env=dict(clean_environment(environment), **_CLIENT), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
-    seconds = _LEAST_SECONDS + file_size(path) / _SLOWEST_BYTES_A_SECOND
-    try:
-        output, _ = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
+    def _push(self, weights: str, *, at_end: bool) -> str:
+        """Put a file of weights there unless it is there as it is; returns what went wrong, or ""."""
+        assert self._job.hub is not None
+        path = os.path.join(self._run_dir, "weights", weights + ".pt")
+        seen = identity(path)
+        if seen is None or (not at_end and self._pushed.get(weights) == seen):
+            return ""
+        name = self._job.hub.path or weights + ".pt"
+        with self._unchanging(path) as still:
+            notes = {"run": self._job.run_id, "sha256": sha256_file(still)[0]}
+            problem = self._upload(name, still, notes, lambda: not at_end and self._ending.is_set())
+        if problem:
+            return problem
+        self._pushed[weights] = seen
+        self._said = ""
+        self._write(f"weights_pushed=hf://{self._job.hub.repository}/{name}")
+        return ""
+
+    @contextlib.contextmanager
+    def _unchanging(self, path: str) -> Iterator[str]:
+        """Give a second name to a file that a trainer may replace meanwhile; its own where none can be had."""
+        still = os.path.join(self._run_dir, "control", "hub-" + os.path.basename(path))
         with contextlib.suppress(OSError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.communicate()
-        return f"the upload had not ended after {seconds:.0f} s"
-    for line in reversed(output.decode("utf-8", "replace").splitlines()):
-        with contextlib.suppress(ValueError, KeyError, TypeError):
-            return str(json.loads(line)["problem"])
-    return f"the upload ended with exit code {child.returncode}"
+            os.unlink(still)
+        try:
+            os.link(path, still)
+        except OSError:
+            yield path
+            return
+        try:
+            yield still
+        finally:
+            with contextlib.suppress(OSError):
+                os.unlink(still)
 
+    def _upload(self, name: str, path: str, notes: Json, given_up: Callable[[], bool]) -> str:
+        """Run the upload; returns what went wrong, or ""."""
+        assert self._job.hub is not None
+        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hub_upload.py")
+        child = subprocess.Popen(
+            [sys.executable, program, self._job.hub.repository, name, path, json.dumps(notes)],
+            cwd="/", env=dict(clean_environment(self._environment), **_CLIENT),
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+        self._child = child
+        seconds = _LEAST_SECONDS + file_size(path) / _SLOWEST_BYTES_A_SECOND
+        deadline = time.monotonic() + seconds
+        try:
+            while True:
+                try:
+                    output, _ = child.communicate(timeout=0.2)
+                    break
+                except subprocess.TimeoutExpired:
+                    if given_up():
+                        return _GIVEN_UP
+                    if time.monotonic() > deadline:
+                        return f"the upload had not ended after {seconds:.0f} s"
+        finally:
+            if child.poll() is None:
+                with contextlib.suppress(OSError):
+                    os.killpg(child.pid, signal.SIGKILL)
+                child.communicate()
+            self._child = None
+        for line in reversed(output.decode("utf-8", "replace").splitlines()):
+            with contextlib.suppress(ValueError, KeyError, TypeError):
+                return str(json.loads(line)["problem"])
+        return f"the upload ended with exit code {child.returncode}"
 
-def _left(
-    run_dir: str, hub: Hub, weights: Optional[str], why: str, log: Callable[[str], None]
-) -> str:
-    place = "hf://" + hub.repository + ("/" + hub.path if hub.path else "")
-    _tell(run_dir, {"state": "left", "place": place, "weights": weights, "why": why})
-    log(f"weights_not_pushed={place} {why}")
-    if weights is None:
-        return f"nothing went to {place}: {why}"
-    return f"the weights are not in {place}: {why}; %remote_fetch puts them there from here"
+    def _weights(self) -> Optional[str]:
+        for weights in ("best", "last"):
+            if os.path.isfile(os.path.join(self._run_dir, "weights", weights + ".pt")):
+                return weights
+        return None
 
+    def _token(self) -> str:
+        return (self._environment.get("HF_TOKEN") or "").strip()
 
-def _tell(run_dir: str, document: Json) -> None:
-    with contextlib.suppress(OSError):  # a full disk; the message says it too
-        write_json(os.path.join(run_dir, _TOLD), dict(document, schema_version=1))
+    def _place(self, weights: str) -> str:
+        assert self._job.hub is not None
+        name = self._job.hub.path or weights + ".pt"
+        return f"hf://{self._job.hub.repository}/{name}"
+
+    def _left(self, weights: Optional[str], why: str) -> str:
+        assert self._job.hub is not None
+        hub = self._job.hub
+        place = "hf://" + hub.repository + ("/" + hub.path if hub.path else "")
+        self._tell({"state": "left", "place": place, "weights": weights, "why": why})
+        self._write(f"weights_not_pushed={place} {why}")
+        if weights is None:
+            return f"nothing went to {place}: {why}"
+        return f"the weights are not in {place}: {why}; %remote_fetch puts them there from here"
+
+    def _tell(self, document: Json) -> None:
+        with contextlib.suppress(OSError):  # a full disk; the message says it too
+            write_json(os.path.join(self._run_dir, _TOLD), dict(document, schema_version=1))
+
+    def _write(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk must not keep the weights from the hub
+            append_line(self._log, line)

@@ -59,10 +59,14 @@ class PushPolicy:
 
 @dataclass(frozen=True)
 class Hub:
-    """The model repository that the weights go to at the end; `path` names the file there."""
+    """The model repository that the weights go to, at the end and every so many minutes on the way.
+
+    `path` names the file there; without it they have their own names.
+    """
 
     repository: str
     path: Optional[str] = None
+    minutes: float = 30.0
 
 
 @dataclass(frozen=True)
@@ -200,7 +204,10 @@ def _hub(document: Any) -> Optional[Hub]:
     _require(good, "hub.repository", repository)
     clean = path is None or (isinstance(path, str) and clean_relative(path) == path)
     _require(clean, "hub.path", path)
-    return Hub(str(repository), path)
+    minutes = document.get("minutes", Hub.minutes)
+    good = isinstance(minutes, (int, float)) and not isinstance(minutes, bool) and minutes > 0
+    _require(good, "hub.minutes", minutes)
+    return Hub(str(repository), path, minutes)
 
 
 def _limits(document: Mapping[str, Any]) -> Limits:

@@ -21,6 +21,7 @@ from .finish import finish
 from .foreign import ForeignStatus
 from .group import Group
 from .heart import Heart
+from .hub import HubPusher
 from .job import Job
 from .launch import discard_secrets, read_secrets, take_lock
 from .outcome import Evidence, Failure, Outcome
@@ -56,7 +57,8 @@ class Supervisor:
         self.heart = Heart(run_dir, self.job.run_id)
         self.watchdog = Watchdog(run_dir)
         self.pusher = Pusher(run_dir, self.job, self.heart.update)
-        self.group = Group(run_dir, self.heart, self.watchdog)
+        self.hub = HubPusher(run_dir, self.job)
+        self.group = Group(run_dir, self.heart, self.watchdog, others=lambda: self.hub.pids)
         self.deadlines = Deadlines(run_dir, self.job.limits)
         self.secrets: Dict[str, Any] = {}
         self.attempts: List[retry.Attempt] = []
@@ -84,10 +86,12 @@ class Supervisor:
         try:
             self.heart.update(phase="push")
             self.pusher.stop()
+            self.hub.stop()
             attempts = [attempt.to_json() for attempt in self.attempts]
             finish(
-                self.run_dir, self.job, result, self.status, attempts=attempts, pusher=self.pusher
-            )
+                self.run_dir, self.job, result, self.status, attempts=attempts, pusher=self.pusher,
+                hub=self.hub,
+            )  # fmt: skip
         finally:
             self.heart.stop(phase="done", processes=[])
             discard_secrets(self.run_dir)
@@ -122,6 +126,7 @@ class Supervisor:
         """Start the trainer, and again after a crash as often as the job allows."""
         checkpoint = self._absolute(self.job.resume_checkpoint)
         self.pusher.start()
+        self.hub.start()
         while True:
             result = self._attempt(len(self.attempts) + 1, checkpoint)
             self.heart.update(attempts=[attempt.to_json() for attempt in self.attempts])

@@ -315,9 +315,9 @@ program_arguments = compose(
     argument(
         "--push-to",
         metavar="hf://ORG/REPO",
-        help="put the weights into this model repository of the hub when the run has ended, private"
-        " where it is made: from the remote where it has huggingface_hub and HF_TOKEN, else"
-        " with the next %%remote_fetch",
+        help="put the weights into this model repository of the hub, private where it is made: every"
+        " half hour (or --push-minutes, where longer) and at the end from a remote that has"
+        " huggingface_hub and HF_TOKEN, else with the next %%remote_fetch",
     ),
     argument_group("What travels"),
     sync_arguments,

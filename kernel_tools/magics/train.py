@@ -27,7 +27,8 @@ class TrainMagics(Magics):  # type: ignore[misc]
         argument(
             "--resume",
             metavar="RUN|PATH",
-            help="go on from the last checkpoint of that run, or from that file here",
+            help="go on from the last checkpoint of that run, or from that file here or on the hub"
+            " (hf://ORG/REPO)",
         ),
         argument(
             "--from-receipt",

@@ -22,9 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from kernel_tools.agent.status import queued_status
 from kernel_tools.kernels.base import RemoteKernel
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.session import Session
 
 MOST_CORE, MOST_TRIPS, MOST_BYTES = 0.01, 2, 256 * 1024

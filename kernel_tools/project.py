@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kernel_tools.registry import Registry
+from kernel_tools.runs.registry import Registry
 from kernel_tools.settings import Settings, find_project_dir, load_settings
 
 if TYPE_CHECKING:

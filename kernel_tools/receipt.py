@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import InvalidArgumentError
-from kernel_tools.launch import LaunchOptions, LaunchRequest, detector_request
-from kernel_tools.resuming import ResumePoint
+from kernel_tools.launching.launch import LaunchOptions, LaunchRequest, detector_request
+from kernel_tools.launching.resuming import ResumePoint
 from kernel_tools.settings import Settings
 
 if TYPE_CHECKING:

@@ -13,16 +13,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernel_tools.errors import FetchError, RunFailed
-from kernel_tools.fetch import BringsFiles, Fetched, fetch_files, read_document
-from kernel_tools.mirror import RunMirror
 from kernel_tools.redact import redact
-from kernel_tools.registry import RunRecord
+from kernel_tools.results.fetch import BringsFiles, Fetched, fetch_files, read_document
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
+from kernel_tools.runs.watch import CallsAgent, RunWatcher, StopWanted
 from kernel_tools.state import RunSnapshot, RunState
-from kernel_tools.watch import CallsAgent, RunWatcher, StopWanted
 
 if TYPE_CHECKING:
-    from kernel_tools.evaluation import Evaluation
     from kernel_tools.receipt import Receipt
+    from kernel_tools.results.evaluation import Evaluation
     from kernel_tools.views.figures import Figure
     from kernel_tools.views.pictures import Picture
 
@@ -291,7 +291,7 @@ class Run:
             MissingDependencyError: torch or onnx is not installed here; it says what to type.
             ExportError: the trainer refused; its sentence is the message.
         """
-        from kernel_tools.exports import FORMATS, check_kind, export_weights
+        from kernel_tools.results.exports import FORMATS, check_kind, export_weights
 
         check_kind(kind)
         path = self._folder / "weights" / f"{weights}.pt"
@@ -317,7 +317,7 @@ class Run:
         Raises:
             FetchError: there is none yet.
         """
-        from kernel_tools.evaluation import FILES, read_evaluation
+        from kernel_tools.results.evaluation import FILES, read_evaluation
 
         files = self.fetch(*(f"evaluation/{name}" for name in FILES))
         return read_evaluation(files[0].path.parent, run_id=self.id)

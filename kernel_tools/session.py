@@ -10,16 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_tools.connect import open_connection
-from kernel_tools.connection import Connection
-from kernel_tools.connections import Connections
-from kernel_tools.judging import TRAVELS_TO, Judging, calibration_of
-from kernel_tools.known_runs import KnownRuns, RunRow
-from kernel_tools.launch import LaunchOptions, LaunchPlan, Report, silent
-from kernel_tools.launcher import Launcher
+from kernel_tools.connecting.connect import open_connection
+from kernel_tools.connecting.connection import Connection
+from kernel_tools.connecting.connections import Connections
+from kernel_tools.launching.judging import TRAVELS_TO, Judging, calibration_of
+from kernel_tools.launching.launch import LaunchOptions, LaunchPlan, Report, silent
+from kernel_tools.launching.launcher import Launcher
 from kernel_tools.project import Project
-from kernel_tools.registry import Registry
 from kernel_tools.run import Run
+from kernel_tools.runs.known_runs import KnownRuns, RunRow
+from kernel_tools.runs.registry import Registry
 from kernel_tools.settings import Settings
 from kernel_tools.storage import Storage
 
@@ -163,7 +163,7 @@ class Session:
             InvalidArgumentError: a value is none that can travel.
             KernelError: the line or the kernel; the code is never sent twice.
         """
-        from kernel_tools import remote_cell
+        from kernel_tools.connecting import remote_cell
 
         return remote_cell.execute(
             self.connection(on), code, push=push or {}, bring=bring, on_output=on_output
@@ -282,7 +282,7 @@ class Session:
             FetchError: the run has no such weights.
             StoreError: the hub does not take them.
         """
-        from kernel_tools import weights_hub
+        from kernel_tools.results import weights_hub
 
         run = (self.stored_run if source == "store" else self.run)(run_id, on=on)
         if to is None:
@@ -405,7 +405,7 @@ class Session:
             InvalidArgumentError: there is no such file, or an option does not fit.
             SyncError, StoreError, KernelError, AgentError: what the name says.
         """
-        from kernel_tools.programs import script_request
+        from kernel_tools.launching.programs import script_request
 
         request = script_request(
             script, arguments, options=LaunchOptions.of(options), project_dir=self.project_dir,
@@ -430,7 +430,7 @@ class Session:
         `python` and installed programs are those of the kernel's environment. A string is split as a
         shell would; where it holds what only a shell understands, `sh` runs it. Else as `run_script`.
         """
-        from kernel_tools.programs import command_request
+        from kernel_tools.launching.programs import command_request
 
         request = command_request(
             command, arguments, options=LaunchOptions.of(options),
@@ -573,7 +573,7 @@ class Session:
             InvalidArgumentError: they are fewer than two.
             RunNotFoundError: there is no such run.
         """
-        from kernel_tools.comparing import comparison
+        from kernel_tools.results.comparing import comparison
 
         return comparison(self._runs, run_ids, on=on)
 

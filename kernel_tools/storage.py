@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.connection import Connection, open_store
-from kernel_tools.connections import Connections
+from kernel_tools.connecting.connection import Connection, open_store
+from kernel_tools.connecting.connections import Connections
 from kernel_tools.errors import InvalidArgumentError, RunNotFoundError
-from kernel_tools.judging import inputs_of, references_of
-from kernel_tools.launch import LaunchOptions
+from kernel_tools.launching.judging import inputs_of, references_of
+from kernel_tools.launching.launch import LaunchOptions
 from kernel_tools.project import Project
 from kernel_tools.run import Run
 
 if TYPE_CHECKING:
     from kernel_tools.datasets.inventory import Claims
     from kernel_tools.datasets.reference import DatasetReference
-    from kernel_tools.known_runs import RunRow
+    from kernel_tools.runs.known_runs import RunRow
     from kernel_tools.stores.base import ObjectStore
 
 S3: Final = "s3"

@@ -16,7 +16,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 from kernel_tools.errors import SyncError
-from kernel_tools.gather import (
+from kernel_tools.kernels.base import RemoteKernel
+from kernel_tools.kernels.rpc import AGENT_PACKAGE, AgentClient, Blob, agent_source
+from kernel_tools.travel.gather import (
     Root,
     SyncFile,
     configured_paths,
@@ -25,10 +27,8 @@ from kernel_tools.gather import (
     script_roots,
     walk,
 )
-from kernel_tools.ignored import Ignored
-from kernel_tools.kernels.base import RemoteKernel
-from kernel_tools.kernels.rpc import AGENT_PACKAGE, AgentClient, Blob, agent_source
-from kernel_tools.listing import lacking
+from kernel_tools.travel.ignored import Ignored
+from kernel_tools.travel.listing import lacking
 
 # Bytes of 10^6, as printed. Code is kilobytes; what is larger is data and belongs in the object store.
 REFUSED_ABOVE_BYTES: Final = 16_000_000

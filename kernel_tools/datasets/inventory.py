@@ -13,7 +13,7 @@ from typing import Final
 
 from kernel_tools.datasets.reference import DatasetReference
 from kernel_tools.errors import ObjectNotFoundError, StagingError, StoreError
-from kernel_tools.pushing import PREFIX as RUNS
+from kernel_tools.launching.pushing import PREFIX as RUNS
 from kernel_tools.state import TERMINAL_STATES, RunState
 from kernel_tools.stores.base import HUB, MAX_EXPIRY_SECONDS, KeepsUnfinished, ObjectStore
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from kernel_tools.datasets.sizing import DiskNeed, disk_need
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
-from kernel_tools.registry import write_json
+from kernel_tools.runs.registry import write_json
 from kernel_tools.stores.base import HUB, ObjectStore
 
 REGISTRY: Final = Path(".kernel_tools", "datasets.json")

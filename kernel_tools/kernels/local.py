@@ -20,9 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from kernel_tools import ports, services
 from kernel_tools.errors import MissingDependencyError
-from kernel_tools.services import Service, ServiceOrder
+from kernel_tools.services import ports
+from kernel_tools.services import service as services
+from kernel_tools.services.service import Service, ServiceOrder
 from kernel_tools.settings import Secret
 from kernel_tools.settings import state_dir as default_state_dir
 

@@ -131,7 +131,7 @@ class JudgeMagics(Magics):  # type: ignore[misc]
         return self._follow(run, args, pictures_of, "The pictures appear here when it has ended.")
 
     def _follow(self, run: Any, args: argparse.Namespace, parts: Any, waiting: str) -> Any:
-        from kernel_tools.launch import LaunchPlan
+        from kernel_tools.launching.launch import LaunchPlan
         from kernel_tools.magics.runs import watch
         from kernel_tools.views import follow
         from kernel_tools.views.mode import current_mode

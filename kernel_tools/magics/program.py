@@ -56,7 +56,7 @@ class ProgramMagics(Magics):  # type: ignore[misc]
             %remote_run custom --script tools/train.py --nproc-per-node 2 -- --epochs 3
             %remote_run custom --command "libreyolo train data=coco128.yaml" --status-dir "runs/*/*"
         """
-        from kernel_tools.launch import LaunchPlan
+        from kernel_tools.launching.launch import LaunchPlan
         from kernel_tools.magics.runs import watch
         from kernel_tools.session import default_session
         from kernel_tools.views.mode import current_mode

@@ -51,7 +51,7 @@ class TrainMagics(Magics):  # type: ignore[misc]
             %remote_train --resume 3f2a
             %remote_train --from-receipt artifacts/remote/20260102-030405-coins-3f2a/receipt.json
         """
-        from kernel_tools.launch import LaunchPlan
+        from kernel_tools.launching.launch import LaunchPlan
         from kernel_tools.magics.runs import watch
         from kernel_tools.session import default_session
         from kernel_tools.views.mode import current_mode

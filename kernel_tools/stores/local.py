@@ -19,9 +19,10 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from kernel_tools import keeper, ports, services
 from kernel_tools.errors import MissingDependencyError, StoreError
-from kernel_tools.services import Service, ServiceOrder
+from kernel_tools.services import keeper, ports
+from kernel_tools.services import service as services
+from kernel_tools.services.service import Service, ServiceOrder
 from kernel_tools.settings import state_dir as default_state_dir
 from kernel_tools.stores.client import DEFAULT_REGION
 from kernel_tools.stores.drafts import DraftStore

@@ -11,10 +11,10 @@ from kernel_tools.views import facts
 from kernel_tools.views.static import FactsView, TableView, View
 
 if TYPE_CHECKING:
-    from kernel_tools.connection import Connection
-    from kernel_tools.fetch import Fetched
-    from kernel_tools.known_runs import RunRow
-    from kernel_tools.launch import LaunchPlan
+    from kernel_tools.connecting.connection import Connection
+    from kernel_tools.launching.launch import LaunchPlan
+    from kernel_tools.results.fetch import Fetched
+    from kernel_tools.runs.known_runs import RunRow
     from kernel_tools.sync import SyncPlan, SyncReport
 
 

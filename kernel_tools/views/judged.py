@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING, Any, Final
 
-from kernel_tools.evaluation import Evaluation, JudgedClass
+from kernel_tools.results.evaluation import Evaluation, JudgedClass
 from kernel_tools.views.figures import Figure, blank, png, say_empty
 from kernel_tools.views.static import TableView, View
 

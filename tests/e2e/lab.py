@@ -18,7 +18,7 @@ import nbformat
 import psutil
 from nbformat.v4 import new_code_cell, new_notebook
 
-from kernel_tools import ports
+from kernel_tools.services import ports
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = (

@@ -8,9 +8,9 @@ from typing import Any
 
 from kernel_tools.agent.status import blank_status
 from kernel_tools.errors import RunFailed, RunNotFoundError, WaitTimeoutError
-from kernel_tools.evaluation import Evaluation, JudgedClass
-from kernel_tools.fetch import Fetched
-from kernel_tools.launch import LaunchPlan
+from kernel_tools.launching.launch import LaunchPlan
+from kernel_tools.results.evaluation import Evaluation, JudgedClass
+from kernel_tools.results.fetch import Fetched
 from kernel_tools.run import StopAnswer
 from kernel_tools.state import Contact, RunSnapshot, RunState
 from kernel_tools.views.pictures import Picture

@@ -22,14 +22,14 @@ from typing import Any, TypeVar
 import psutil
 import websocket
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import KernelAuthError, KernelToolsError
-from kernel_tools.fetch import fetch_files
 from kernel_tools.kernels import Patience, RemoteKernel, connect_kernel
 from kernel_tools.kernels.rpc import AgentClient
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
+from kernel_tools.results.fetch import fetch_files
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.sync import build_plan
 from tests.faults.proxy import FaultProxy, Schedule
 from tests.kernel.conftest import JupyterServer

@@ -11,8 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from kernel_tools import remote_cell
-from kernel_tools.connection import Connection
+from kernel_tools.connecting import remote_cell
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import (
     InvalidArgumentError,
     KernelConnectionError,

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.session import Session
 from tests.fakes.shell import shell  # noqa: F401 - a fixture
 

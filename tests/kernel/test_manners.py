@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import KernelAuthError, KernelError, MissingDependencyError
 from kernel_tools.kernels import connect_kernel, default_client
 from kernel_tools.kernels.keep_alive import KeepAlive

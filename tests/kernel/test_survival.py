@@ -16,12 +16,12 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.kernels import connect_kernel
 from kernel_tools.kernels.rpc import AgentClient
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 
 STUB = Path(__file__).parent.parent / "agent" / "stub_trainer.py"
 STEPS = 60

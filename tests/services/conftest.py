@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools import keeper, ports, services
-from kernel_tools.services import Service, ServiceOrder
+from kernel_tools.services import keeper, ports
+from kernel_tools.services import service as services
+from kernel_tools.services.service import Service, ServiceOrder
 
 SERVER = """
 import http.server, os, pathlib, signal, sys

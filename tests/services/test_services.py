@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools import services
 from kernel_tools.errors import ConfigurationError, ServiceError
+from kernel_tools.services import service as services
 from tests.services.conftest import Start, answers, is_gone, wait_for
 
 
@@ -39,7 +39,7 @@ def test_clients_of_many_threads_at_once_start_one_service(start: Start) -> None
 def test_two_processes_at_once_start_one_service(tmp_path: Path) -> None:
     code = (
         "import sys, pathlib; from tests.services.conftest import order, answers\n"
-        "from kernel_tools import services\n"
+        "from kernel_tools.services import service as services\n"
         "s = services.ensure('small', state_dir=pathlib.Path(sys.argv[1]), order=order, ready=answers,"
         " idle_seconds=2)\n"
         "print(s.service_pid, s.started, flush=True); sys.stdin.read()"

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from kernel_tools import keeper
 from kernel_tools.errors import MissingDependencyError
+from kernel_tools.services import keeper
 from kernel_tools.stores import local
 from kernel_tools.stores.local import GRPC_OFFSET, LISTENERS, LocalStore
 from kernel_tools.stores.multipart import PART_BYTES

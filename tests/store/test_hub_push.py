@@ -22,11 +22,11 @@ import psutil
 import pytest
 
 from kernel_tools import receipt as receipts
-from kernel_tools import resuming
 from kernel_tools.agent.hub import HubPusher
 from kernel_tools.agent.job import Job
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StoreAuthError
-from kernel_tools.launch import LaunchOptions
+from kernel_tools.launching import resuming
+from kernel_tools.launching.launch import LaunchOptions
 from kernel_tools.receipt import Receipt
 from kernel_tools.session import Session
 from kernel_tools.settings import Settings
@@ -281,7 +281,7 @@ def test_a_machine_that_is_lost_has_left_its_checkpoint_on_the_hub_and_a_resume_
 ) -> None:
     monkeypatch.setenv("HF_ENDPOINT", hub.url)
     monkeypatch.setenv("HF_TOKEN", hub_server.TOKEN)  # of the kernel's environment
-    monkeypatch.setattr("kernel_tools.launch.HUB_MINUTES", 0.01)
+    monkeypatch.setattr("kernel_tools.launching.launch.HUB_MINUTES", 0.01)
     script = (
         "import os, time; path = os.environ['RUN_DIR'] + '/weights/last.pt'; "
         "open(path, 'wb').write(b'w' * 99999); time.sleep(600)"

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
-from kernel_tools import pushing
 from kernel_tools.agent.complete_set import CompleteSet
 from kernel_tools.agent.errors import PushError
 from kernel_tools.agent.targets import _targets
 from kernel_tools.errors import FetchError, InvalidArgumentError, RunNotFoundError
-from kernel_tools.fetch import fetch_files
-from kernel_tools.pushed import StoreLink, find_pushed, fits, read_pushed
-from kernel_tools.pushing import Renewal, life_seconds, sign_targets
+from kernel_tools.launching import pushing
+from kernel_tools.launching.pushing import Renewal, life_seconds, sign_targets
+from kernel_tools.results.fetch import fetch_files
+from kernel_tools.results.pushed import StoreLink, find_pushed, fits, read_pushed
 from kernel_tools.stores.local import LocalStore
 
 RUN = "20260102-030405-coins-3f2a"
@@ -95,7 +95,7 @@ def test_a_large_checkpoint_goes_in_parts_through_a_real_store(
 def test_a_fetch_that_was_cut_off_moves_only_the_rest(
     store: LocalStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kernel_tools.pushed.RANGE_BYTES", 1000)
+    monkeypatch.setattr("kernel_tools.results.pushed.RANGE_BYTES", 1000)
     data = os.urandom(10_000)
     Machine(tmp_path / "run", signed(store)).push(weights__last_pt=data)
     link = StoreLink(store, RUN)

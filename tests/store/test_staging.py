@@ -20,13 +20,13 @@ import pytest
 
 from kernel_tools.agent.job import Job
 from kernel_tools.agent.stage import stage_inputs
-from kernel_tools.connections import Connections
+from kernel_tools.connecting.connections import Connections
 from kernel_tools.datasets import DatasetRegistry, input_of, inputs_for, stage
 from kernel_tools.datasets.archive import FolderArchive
 from kernel_tools.errors import InvalidArgumentError, ObjectNotFoundError, StagingError
-from kernel_tools.fetch import Fetched
 from kernel_tools.project import Project
-from kernel_tools.registry import RunRecord
+from kernel_tools.results.fetch import Fetched
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.session import Session
 from kernel_tools.storage import Storage
 from kernel_tools.stores.hub import HubStore

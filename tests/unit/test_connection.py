@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import KernelConnectionError, KernelLostError, NotConnectedError
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.session import Session
 from kernel_tools.settings import Settings
 from kernel_tools.stores.local import LocalStore
@@ -124,7 +124,7 @@ def test_a_store_that_died_is_started_again(monkeypatch, tmp_path):
     dead, fresh = store(alive=False), store(alive=True)
     held = connection()
     held._store = dead
-    monkeypatch.setattr("kernel_tools.connection.open_store", lambda *_, **__: fresh)
+    monkeypatch.setattr("kernel_tools.connecting.connection.open_store", lambda *_, **__: fresh)
     settings = Settings({}, {}, tmp_path)
     assert held.store(settings) is fresh
     assert held.store(settings) is fresh

@@ -10,7 +10,7 @@ import pytest
 from detector.data.index import Annotated, make_index
 from detector.evaluate import Evaluator
 from kernel_tools.errors import FetchError
-from kernel_tools.evaluation import read_evaluation
+from kernel_tools.results.evaluation import read_evaluation
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import importlib.util
 
 import pytest
 
-from kernel_tools import exports
 from kernel_tools.errors import InvalidArgumentError, MissingDependencyError
-from kernel_tools.exports import ExportError, export_weights
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
+from kernel_tools.results import exports
+from kernel_tools.results.exports import ExportError, export_weights
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 
 
 class Remote:

@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from kernel_tools.fetch import DEFAULT_FILES, fetch_files, fits
+from kernel_tools.results.fetch import DEFAULT_FILES, fetch_files, fits
 
 
 class Remote:

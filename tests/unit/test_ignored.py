@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from kernel_tools.ignored import Ignored
+from kernel_tools.travel.ignored import Ignored
 
 pytestmark = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
 

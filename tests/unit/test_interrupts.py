@@ -11,9 +11,9 @@ import pytest
 from kernel_tools.datasets.reference import DatasetReference
 from kernel_tools.kernels.base import PATIENCE, ServerAddress
 from kernel_tools.kernels.driver import ServerDriver
-from kernel_tools.launch import LaunchOptions, LaunchRequest, launch
+from kernel_tools.launching.launch import LaunchOptions, LaunchRequest, launch
 from kernel_tools.preflight import look
-from kernel_tools.registry import Registry
+from kernel_tools.runs.registry import Registry
 from kernel_tools.stores.base import ObjectInfo
 from kernel_tools.stores.failures import translated
 

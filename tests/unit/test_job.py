@@ -15,7 +15,7 @@ from kernel_tools.job import (
     parse_processes,
     slug,
 )
-from kernel_tools.launch import LaunchOptions
+from kernel_tools.launching.launch import LaunchOptions
 
 
 def test_a_run_id_sorts_by_time_and_is_safe_as_a_folder():

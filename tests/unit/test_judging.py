@@ -9,7 +9,7 @@ import pytest
 
 from kernel_tools.datasets.reference import DatasetReference
 from kernel_tools.errors import FetchError, InvalidArgumentError
-from kernel_tools.judging import (
+from kernel_tools.launching.judging import (
     Judging,
     Weights,
     configuration_of,
@@ -18,7 +18,7 @@ from kernel_tools.judging import (
     is_of_a_run,
     source_of,
 )
-from kernel_tools.launch import LaunchOptions
+from kernel_tools.launching.launch import LaunchOptions
 from kernel_tools.settings import Settings
 
 TRAIN = ("-m", "detector", "train", "--config", "configs/coins/hgnetv2_n.yaml")

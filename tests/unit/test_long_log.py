@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kernel_tools import watch
 from kernel_tools.agent import api
 from kernel_tools.errors import KernelConnectionError
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs import watch
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 
 RUN_ID = "20260101-000000-long-0001"
 LINE = b"epoch=%04d step=%06d/999999 loss=12.3456 lr=1.00e-04 images_per_second=123.45\n"

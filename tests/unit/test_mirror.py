@@ -5,7 +5,7 @@ import zlib
 
 import pytest
 
-from kernel_tools.mirror import METRICS, RunMirror
+from kernel_tools.runs.mirror import METRICS, RunMirror
 
 
 def part(offset, data, size=None):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 
-from kernel_tools import ports
+from kernel_tools.services import ports
 
 
 def test_ports_differ_are_free_and_lie_below_the_systems_own_range() -> None:

@@ -80,7 +80,7 @@ def test_a_checkpoint_of_this_machine_travels_with_its_history(session, tmp_path
         assert checkpoint.startswith("checkpoints/")
         assert checkpoint.endswith("/weights/last.pt")
         assert f"would resume from: {checkpoint}" in str(plan)
-    from kernel_tools.resuming import of_file
+    from kernel_tools.launching.resuming import of_file
 
     travels = of_file(home / "weights/last.pt").travels
     assert sorted(path.split("/", 2)[2] for path in travels) == [

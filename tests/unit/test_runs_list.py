@@ -7,7 +7,7 @@ import time
 import pytest
 
 from kernel_tools.errors import KernelAuthError, KernelConnectionError
-from kernel_tools.registry import RunRecord, write_json
+from kernel_tools.runs.registry import RunRecord, write_json
 from kernel_tools.session import Session
 
 ROW = {"run_id": "20260102-b", "name": "b", "state": "training", "created_at": "t", "world_size": 2}

@@ -6,12 +6,12 @@ import weakref
 
 import pytest
 
-from kernel_tools import watch
 from kernel_tools.errors import AgentError, KernelAuthError, KernelConnectionError
-from kernel_tools.mirror import RunMirror
 from kernel_tools.run import Run, StopAnswer
+from kernel_tools.runs import watch
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.watch import STOPPING_POLL_SECONDS
 from kernel_tools.state import RunState
-from kernel_tools.watch import STOPPING_POLL_SECONDS
 
 from .test_watch import RECORD, Remote
 
@@ -23,7 +23,7 @@ def remote():
 
 @pytest.fixture
 def run(remote, tmp_path, monkeypatch):
-    monkeypatch.setattr("kernel_tools.watch.POLL_SECONDS", 0.01)
+    monkeypatch.setattr("kernel_tools.runs.watch.POLL_SECONDS", 0.01)
     run = Run(RECORD, link=remote, mirror=RunMirror(tmp_path / "mirror"))
     yield run
     run.detach()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 def test_importing_stores_data_sets_and_services_loads_no_sdk() -> None:
     code = (
-        "import sys, kernel_tools.datasets, kernel_tools.stores, kernel_tools.services,"
+        "import sys, kernel_tools.datasets, kernel_tools.stores, kernel_tools.services.service,"
         " kernel_tools.kernels.local, kernel_tools.stores.local, kernel_tools.stores.hub, kernel_tools.datasets.inventory;"
         "print([m for m in ('minio', 'huggingface_hub', 'urllib3', 'Crypto', 'torch', 'matplotlib', 'jupyter_server', 'fcntl_')"
         " if m in sys.modules])"

@@ -15,9 +15,9 @@ from kernel_tools.errors import (
     RunFailed,
     WaitTimeoutError,
 )
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import Registry, RunRecord
 
 RECORD = RunRecord("20260101-000000-x-0001", "x", "t", "local", "/remote", "artifacts/remote")
 
@@ -204,7 +204,7 @@ def test_a_record_comes_back_as_it_was_saved(tmp_path):
 
 
 def test_status_does_not_wait_behind_a_poll_that_is_never_answered(run, remote, monkeypatch):
-    monkeypatch.setattr("kernel_tools.watch.ASK_SECONDS", 0.1)
+    monkeypatch.setattr("kernel_tools.runs.watch.ASK_SECONDS", 0.1)
     run.refresh()
     asked, release = threading.Event(), threading.Event()
 

@@ -6,11 +6,11 @@ import dataclasses
 
 import pytest
 
-from kernel_tools.comparing import kept
 from kernel_tools.errors import InvalidArgumentError, KernelConnectionError
-from kernel_tools.mirror import STEPS, RunMirror
-from kernel_tools.registry import Registry, RunRecord, write_json
+from kernel_tools.results.comparing import kept
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import STEPS, RunMirror
+from kernel_tools.runs.registry import Registry, RunRecord, write_json
 from kernel_tools.session import Session
 from kernel_tools.views.compare import Compared, Comparison, differing, settings_of
 from tests.fakes.runs import ended, snapshot, status

@@ -11,9 +11,9 @@ import pytest
 
 from kernel_tools.agent import api, host, launch
 from kernel_tools.agent.processes import find
-from kernel_tools.mirror import RunMirror
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.views.summary import RunView
 
 RUN_ID = "20260101-000000-yolo-0001"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from kernel_tools.evaluation import JudgedClass
+from kernel_tools.results.evaluation import JudgedClass
 from kernel_tools.views.judged import (
     MOST_CELLS,
     MOST_ROWS,

@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kernel_tools import resuming
-from kernel_tools.connection import Connection
-from kernel_tools.connections import Connections
+from kernel_tools.connecting.connection import Connection
+from kernel_tools.connecting.connections import Connections
 from kernel_tools.errors import InvalidArgumentError
-from kernel_tools.judging import Judging, configuration_of, trained
-from kernel_tools.known_runs import KnownRuns
-from kernel_tools.launch import (
+from kernel_tools.launching import resuming
+from kernel_tools.launching.judging import Judging, configuration_of, trained
+from kernel_tools.launching.launch import (
     LaunchOptions,
     LaunchPlan,
     LaunchRequest,
@@ -27,6 +26,7 @@ from kernel_tools.launch import (
 )
 from kernel_tools.project import Project
 from kernel_tools.run import Run
+from kernel_tools.runs.known_runs import KnownRuns
 from kernel_tools.storage import Storage
 
 if TYPE_CHECKING:

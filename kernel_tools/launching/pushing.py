@@ -20,7 +20,7 @@ from kernel_tools.errors import InvalidArgumentError, KernelToolsError
 from kernel_tools.stores.base import MAX_EXPIRY_SECONDS, KeepsUnfinished, ObjectStore
 
 if TYPE_CHECKING:
-    from kernel_tools.connection import Connection
+    from kernel_tools.connecting.connection import Connection
     from kernel_tools.state import RunSnapshot
 
 PREFIX: Final = "runs"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import NotConnectedError
 from kernel_tools.run import Run
 

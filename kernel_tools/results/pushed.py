@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from kernel_tools.errors import AgentError, FetchError, ObjectNotFoundError, RunNotFoundError
-from kernel_tools.fetch import fits
-from kernel_tools.mirror import RunMirror
-from kernel_tools.pushing import PREFIX, manifest_key
-from kernel_tools.registry import Registry, RunRecord
+from kernel_tools.launching.pushing import PREFIX, manifest_key
+from kernel_tools.results.fetch import fits
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import Registry, RunRecord
 from kernel_tools.stores.base import ObjectStore
 
 RANGE_BYTES: Final = 8 << 20

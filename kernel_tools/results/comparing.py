@@ -13,14 +13,14 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from kernel_tools.errors import InvalidArgumentError, KernelToolsError, RunNotFoundError
-from kernel_tools.mirror import METRICS, STEPS, RunMirror
-from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import METRICS, STEPS, RunMirror
+from kernel_tools.runs.registry import Registry, RunRecord
 from kernel_tools.state import RunSnapshot, RunState, thinned
 from kernel_tools.views.compare import Compared, Comparison, settings_of
 
 if TYPE_CHECKING:
-    from kernel_tools.known_runs import KnownRuns
+    from kernel_tools.runs.known_runs import KnownRuns
 
 
 def comparison(runs: KnownRuns, run_ids: Sequence[str], *, on: str | None) -> Comparison:

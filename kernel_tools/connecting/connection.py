@@ -287,7 +287,7 @@ def idle_seconds(settings: Settings) -> float:
     Raises:
         ConfigurationError: `KERNEL_TOOLS_IDLE_SECONDS` is no number above 0.
     """
-    from kernel_tools.services import idle_seconds_from
+    from kernel_tools.services.service import idle_seconds_from
 
     name = "KERNEL_TOOLS_IDLE_SECONDS"
     return idle_seconds_from({name: settings.get(name) or ""})

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from kernel_tools.errors import FetchError
-from kernel_tools.fetch import read_document
+from kernel_tools.results.fetch import read_document
 
 FILES: Final = ("metrics.json", "pr_curve.json", "confusion.json")
 T = TypeVar("T")

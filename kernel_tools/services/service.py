@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from kernel_tools import keeper
 from kernel_tools.errors import ConfigurationError, ServiceError
 from kernel_tools.redact import register_secret
+from kernel_tools.services import keeper
 from kernel_tools.settings import Secret
 
 DEFAULT_IDLE_SECONDS: Final = 600.0

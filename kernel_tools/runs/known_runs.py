@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kernel_tools.connection import Connection
-from kernel_tools.connections import Connections
+from kernel_tools.connecting.connection import Connection
+from kernel_tools.connecting.connections import Connections
 from kernel_tools.errors import (
     AgentError,
     KernelConnectionError,
@@ -18,10 +18,10 @@ from kernel_tools.errors import (
     KernelToolsError,
     RunNotFoundError,
 )
-from kernel_tools.mirror import RunMirror
 from kernel_tools.project import Project
-from kernel_tools.registry import RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import RunRecord
 from kernel_tools.storage import Storage
 
 
@@ -155,7 +155,7 @@ class KnownRuns:
             RunNotFoundError: the store has nothing of it.
             StoreError: the store does not answer, or refuses.
         """
-        from kernel_tools.pushed import find_pushed, stored
+        from kernel_tools.results.pushed import find_pushed, stored
 
         store = self._storage.store(on)
         if run_id is None:
@@ -231,7 +231,7 @@ class KnownRuns:
 
     def _renew_links(self, run: Run, connection: Connection) -> None:
         """Sign the links that the run pushes by anew, while there is contact and when it is time."""
-        from kernel_tools.pushing import Renewal
+        from kernel_tools.launching.pushing import Renewal
 
         renewal = Renewal(lambda: self._storage.store(connection.name), connection, run.id)
         run.subscribe(renewal)

@@ -25,20 +25,20 @@ from kernel_tools.job import (
     new_run_id,
     parse_processes,
 )
-from kernel_tools.mirror import RunMirror
-from kernel_tools.pushing import PushPolicy, checkpoint_bytes, life_seconds, sign_targets
+from kernel_tools.launching.pushing import PushPolicy, checkpoint_bytes, life_seconds, sign_targets
 from kernel_tools.redact import register_secret
-from kernel_tools.registry import Registry, RunRecord
 from kernel_tools.run import Run
+from kernel_tools.runs.mirror import RunMirror
+from kernel_tools.runs.registry import Registry, RunRecord
 from kernel_tools.settings import Settings
-from kernel_tools.source import source_state
 from kernel_tools.stores.base import HUB
 from kernel_tools.stores.hub import parse_place
+from kernel_tools.travel.source import source_state
 
 if TYPE_CHECKING:
-    from kernel_tools.connection import Connection
+    from kernel_tools.connecting.connection import Connection
     from kernel_tools.datasets.reference import DatasetReference
-    from kernel_tools.resuming import ResumePoint
+    from kernel_tools.launching.resuming import ResumePoint
     from kernel_tools.stores.base import ObjectStore
     from kernel_tools.sync import SyncPlan
 

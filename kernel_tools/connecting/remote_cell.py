@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from kernel_tools.connection import Connection
+from kernel_tools.connecting.connection import Connection
 from kernel_tools.errors import (
     InvalidArgumentError,
     KernelConnectionError,

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from kernel_tools.connection import DEFAULT_REMOTE_DIR, Connection, idle_seconds
+from kernel_tools.connecting.connection import DEFAULT_REMOTE_DIR, Connection, idle_seconds
 from kernel_tools.errors import ConfigurationError
 from kernel_tools.settings import Secret, Settings, state_dir
 

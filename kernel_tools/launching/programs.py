@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kernel_tools.agent.files import clean_relative
 from kernel_tools.errors import InvalidArgumentError
-from kernel_tools.launch import LaunchOptions, LaunchRequest
+from kernel_tools.launching.launch import LaunchOptions, LaunchRequest
 
 if TYPE_CHECKING:
     from kernel_tools.datasets.reference import DatasetReference

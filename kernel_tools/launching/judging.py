@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import FetchError, InvalidArgumentError, RunNotFoundError
-from kernel_tools.fetch import LISTING_SECONDS
-from kernel_tools.launch import LaunchOptions, LaunchRequest, detector_request
+from kernel_tools.launching.launch import LaunchOptions, LaunchRequest, detector_request
+from kernel_tools.results.fetch import LISTING_SECONDS
 from kernel_tools.settings import Settings
 
 if TYPE_CHECKING:
     from kernel_tools.datasets.reference import DatasetReference
-    from kernel_tools.known_runs import KnownRuns
     from kernel_tools.run import Run
+    from kernel_tools.runs.known_runs import KnownRuns
 
 COMMANDS: Final = ("eval", "visualize", "calibrate")  # those that look at weights and make none
 WEIGHTS: Final = "weights"

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError, RunNotFoundError
-from kernel_tools.fetch import LISTING_SECONDS, sha256_of
+from kernel_tools.results.fetch import LISTING_SECONDS, sha256_of
 from kernel_tools.stores.hub import PREFIX, HubStore, parse_place
 
 if TYPE_CHECKING:
-    from kernel_tools.known_runs import KnownRuns
     from kernel_tools.project import Project
-    from kernel_tools.pushed import PushedSet
+    from kernel_tools.results.pushed import PushedSet
     from kernel_tools.run import Run
+    from kernel_tools.runs.known_runs import KnownRuns
     from kernel_tools.stores.base import ObjectStore
 
 # As `detector` keeps them: the newest checkpoint, and the one before, which takes over where it is torn.
@@ -185,8 +185,8 @@ def of_pushed(pushed: PushedSet, store: ObjectStore, *, expires_seconds: int) ->
 
 def _find_in_store(run_id: str, runs: KnownRuns, *, on: str | None) -> tuple[Run, ResumePoint]:
     """Return a run that this machine does not know, and the last checkpoint that it pushed."""
-    from kernel_tools.pushed import StoreLink
-    from kernel_tools.pushing import life_seconds
+    from kernel_tools.launching.pushing import life_seconds
+    from kernel_tools.results.pushed import StoreLink
 
     where = runs.connections.named(on).name
     try:

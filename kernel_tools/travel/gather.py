@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 
 from kernel_tools.errors import SyncError
-from kernel_tools.ignored import Ignored
+from kernel_tools.travel.ignored import Ignored
 
 # Left out wherever they are met, unless a path names them exactly.
 PRODUCTS: Final = frozenset({"data", "artifacts", "runs", "site"})

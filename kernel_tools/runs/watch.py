@@ -24,9 +24,9 @@ from kernel_tools.errors import (
     KernelToolsError,
     WaitTimeoutError,
 )
-from kernel_tools.mirror import METRICS, STEPS, Offsets, RunMirror, unpack
 from kernel_tools.redact import redact, redact_all
-from kernel_tools.registry import RunRecord, write_json
+from kernel_tools.runs.mirror import METRICS, STEPS, Offsets, RunMirror, unpack
+from kernel_tools.runs.registry import RunRecord, write_json
 from kernel_tools.state import ContactLost, Polled, RunSnapshot, RunState, reduce, thinned
 
 POLL_SECONDS: Final = 1.0

@@ -95,7 +95,8 @@ class HubPusher:
         if not self._token():
             return self._left(found, "HF_TOKEN is not set there")
         problem = self._push(found, at_end=True)
-        if not problem and found != "last" and "last" in self._pushed:
+        beside = self._job.hub.path is None and found != "last" and "last" in self._pushed
+        if beside and not problem:
             problem = self._push("last", at_end=True)
         if problem:
             return self._left(found, problem)

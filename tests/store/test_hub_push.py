@@ -191,7 +191,9 @@ def test_a_file_that_the_launch_named_is_the_only_one(hub: hub_server.Hub, ended
         assert wait_for(lambda: content(hub, "v2/coins.pt") == WEIGHTS, seconds=30)
     finally:
         pusher.stop()
+    ended.write("last.pt", b"worse ones")
     assert pusher.deliver() == ""
+    assert content(hub, "v2/coins.pt") == WEIGHTS
     assert set(hub.repositories["org/coins"].files) == {
         "v2/coins.pt",
         ".kernel_tools/v2/coins.pt.json",

@@ -9,18 +9,15 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 import traceback
 from typing import Callable, Dict, FrozenSet, Iterator, Mapping, Optional, Tuple
 
+from .child import Child
 from .complete_set import identity
 from .files import Json, append_line, file_size, sha256_file, write_json
 from .job import Job
-from .trainer import clean_environment
 
 # Beside what a slow line takes for the weights.
 _LEAST_SECONDS = 300.0
@@ -33,7 +30,6 @@ _CLIENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",
 }
-_GIVEN_UP = "the run has ended"
 
 Seen = Dict[str, Optional[Tuple[int, int]]]
 
@@ -56,15 +52,15 @@ class HubPusher:
         self._log = os.path.join(run_dir, "train.log")
         self._ending = threading.Event()
         self._thread: Optional[threading.Thread] = None
-        self._child: Optional[subprocess.Popen] = None  # type: ignore[type-arg]
+        self._child: Optional[Child] = None
         self._pushed: Seen = {}  # as they were: size and time of change, by name
         self._said = ""
 
     @property
     def pids(self) -> FrozenSet[int]:
         """Of the upload that is under way, which is no process of the run."""
-        child = self._child
-        return frozenset() if child is None else frozenset([child.pid])
+        pid = None if self._child is None else self._child.pid
+        return frozenset() if pid is None else frozenset([pid])
 
     def start(self) -> None:
         """Push every so often from now on, in a thread of its own; without a token there is nothing to do."""
@@ -118,7 +114,7 @@ class HubPusher:
                 except Exception as error:  # noqa: BLE001 - a defect here must not end the pushes to come
                     traceback.print_exc()
                     problem = f"{type(error).__name__} in the agent"
-                if problem and problem not in (_GIVEN_UP, self._said):
+                if problem and problem != self._said and not self._ending.is_set():
                     self._said = problem
                     self._write(f"weights_not_pushed={self._place(weights)} {problem}")
             since = time.monotonic()
@@ -168,36 +164,15 @@ class HubPusher:
     def _upload(self, name: str, path: str, notes: Json, given_up: Callable[[], bool]) -> str:
         """Run the upload; returns what went wrong, or ""."""
         assert self._job.hub is not None
-        program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "hub_upload.py")
-        child = subprocess.Popen(
-            [sys.executable, program, self._job.hub.repository, name, path, json.dumps(notes)],
-            cwd="/", env=dict(clean_environment(self._environment), **_CLIENT),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-        self._child = child
+        self._child = Child(
+            "hub_upload.py",
+            [self._job.hub.repository, name, path, json.dumps(notes)],
+            dict(self._environment, **_CLIENT),
+        )
         seconds = _LEAST_SECONDS + file_size(path) / _SLOWEST_BYTES_A_SECOND
-        deadline = time.monotonic() + seconds
-        try:
-            while True:
-                try:
-                    output, _ = child.communicate(timeout=0.2)
-                    break
-                except subprocess.TimeoutExpired:
-                    if given_up():
-                        return _GIVEN_UP
-                    if time.monotonic() > deadline:
-                        return f"the upload had not ended after {seconds:.0f} s"
-        finally:
-            if child.poll() is None:
-                with contextlib.suppress(OSError):
-                    os.killpg(child.pid, signal.SIGKILL)
-                child.communicate()
-            self._child = None
-        for line in reversed(output.decode("utf-8", "replace").splitlines()):
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                return str(json.loads(line)["problem"])
-        return f"the upload ended with exit code {child.returncode}"
+        rows, problem = self._child.run(seconds=seconds, given_up=given_up)
+        told = [row["problem"] for row in rows if "problem" in row]
+        return str(told[-1]) if told and not problem else problem or "it said nothing"
 
     def _weights(self) -> Optional[str]:
         for weights in ("best", "last"):

@@ -9,21 +9,18 @@ from __future__ import annotations
 import contextlib
 import email.utils
 import importlib.util
-import json
 import os
 import platform
-import signal
-import subprocess
 import sys
 import threading
 import time
 from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 from . import disk, host
+from .child import Child
 from .files import Json, read_json
 from .presigned import LINE_ERRORS, Line, RefusedError, cause_of
 from .stage import usual_datasets_dir
-from .trainer import clean_environment
 
 # The first import of torch on a cold network disk takes most of it.
 PROOF_SECONDS = 60.0
@@ -107,45 +104,10 @@ def _find_out(
 
 def _prove() -> Json:
     """Return {"torch": first finding, "places": the others, "proof_problem": why there are no more}."""
-    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "proof.py")
-    try:
-        child = subprocess.Popen(
-            [sys.executable, program], cwd="/", env=clean_environment(os.environ),
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        return {"torch": None, "places": [], "proof_problem": f"nothing can be started: {error}"}
-    problem = ""
-    try:
-        output, _ = child.communicate(timeout=PROOF_SECONDS)
-    except subprocess.TimeoutExpired:
-        problem = f"no answer within {PROOF_SECONDS:.0f} s"
-    finally:
-        if child.returncode is None:  # late, or whoever asked has given up
-            with contextlib.suppress(OSError):
-                os.killpg(child.pid, signal.SIGKILL)
-            output, _ = child.communicate()
-    if not problem and child.returncode:
-        problem = f"the process that tried ended with {_ending(child.returncode)}"
-    found = []
-    for line in output.decode("utf-8", "replace").splitlines():
-        with contextlib.suppress(ValueError):  # a library may print too
-            row = json.loads(line)
-            if isinstance(row, dict):
-                found.append(row)
+    found, problem = Child("proof.py", (), os.environ).run(seconds=PROOF_SECONDS)
     torch = next((row for row in found if "torch" in row), None)
     places = [row for row in found if "place" in row]
     return {"torch": torch, "places": places, "proof_problem": problem}
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 # -- disk and modules ------------------------------------------------------------------------------

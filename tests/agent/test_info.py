@@ -136,7 +136,7 @@ def test_a_card_that_hangs_ends_the_trying_and_nothing_is_left_running(
         ("raise ImportError('No module named torch', name='torch')", "", ""),
         ("raise OSError('libcudart.so.12: cannot open')", "libcudart.so.12: cannot open", ""),
         ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", None,
-         "the process that tried ended with SIGSEGV"),
+         "its process ended with SIGSEGV"),
     ],
 )  # fmt: skip
 def test_a_torch_that_is_absent_or_broken_is_told(tmp_path, torch, source, torch_row, problem):

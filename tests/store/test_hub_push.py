@@ -128,7 +128,7 @@ def test_a_run_without_weights_says_so(hub: hub_server.Hub, ended: Ended) -> Non
         ({"HF_ENDPOINT": "http://127.0.0.1:9"}, "the hub does not answer (Connect"),
         ({"module": "raise ImportError('no', name='huggingface_hub')"}, "huggingface_hub is not installed"),
         ({"module": "raise RuntimeError('broken')"}, "huggingface_hub cannot be imported"),
-        ({"module": "import os; os._exit(3)"}, "the upload ended with exit code 3"),
+        ({"module": "import os; os._exit(3)"}, "its process ended with exit code 3"),
     ],
 )  # fmt: skip
 def test_what_keeps_them_from_the_hub_is_said_and_shows_no_token(

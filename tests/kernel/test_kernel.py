@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import contextlib
+import hashlib
 import os
 import sqlite3
 import stat

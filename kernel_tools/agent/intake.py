@@ -21,7 +21,7 @@ from .disk import FULL_ERRORS
 from .download import Begun, DamagedPartError, Download, NoRangesError, anew_once
 from .errors import DiskFullError, InputError, StopRequestedError, UnsafeArchiveError
 from .extract import Bounds, Writer, extract, extract_stream, extract_tar
-from .files import read_json, utc_now, write_json
+from .files import file_size, read_json, utc_now, write_json
 from .job import Input
 from .kept_tar import KeptTar
 from .partfile import discard
@@ -133,7 +133,8 @@ class Intake:
     def _bring(self) -> str:
         """Download and unpack side by side. Returns the SHA-256 of the object."""
         one, building = self.input, self._building
-        if not (self._keeps_content and os.path.exists(self._journal)):
+        # A journal that a machine took down with it says nothing of the files there.
+        if not (self._keeps_content and file_size(self._journal)):
             self._clear_unfinished()
         content = os.path.join(building, "content")
         os.makedirs(content, exist_ok=True)

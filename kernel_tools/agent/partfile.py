@@ -211,7 +211,9 @@ class PartFile:
     def _take_up(self, records: bytes, there: int, first: int) -> None:
         for slot in range(len(records) // _RECORD.size):
             part, count = _RECORD.unpack_from(records, slot * _RECORD.size)
-            known = first <= part < len(self._counts) and part % self._slots == slot
+            # A later one lies where the parts from `first` on will: they would be written over it.
+            last = min(len(self._counts), first + self._slots)
+            known = first <= part < last and part % self._slots == slot
             if known and count <= self._length(part) and slot * self._part + count <= there:
                 self._counts[part] = count
 

@@ -77,6 +77,11 @@ def _give_back(free: queue.SimpleQueue[bytearray], buffer: bytearray, _: object)
     free.put(buffer)
 
 
+def _is_gone(error: BaseException) -> bool:
+    """True where the store knows the upload no more: another process completed or aborted it."""
+    return getattr(error, "code", None) == "NoSuchUpload"
+
+
 def unhashed(client: Minio, bucket: str) -> PartSender:
     """Return what sends parts under a signature that does not cover their bytes.
 
@@ -161,8 +166,10 @@ class Upload:
         upload = self._begin()
         try:
             return self._complete(upload, self._send_parts(source, upload))
-        except BaseException:
-            if not (self._resumable and self._worth_keeping):
+        except BaseException as error:
+            # One that ended elsewhere is aborted too: parts that came after it are in no list of the store.
+            kept = self._resumable and self._worth_keeping and not _is_gone(error)
+            if not kept:
                 with contextlib.suppress(Exception):  # what it failed of is what counts
                     abort(self._client, self._bucket, upload)
             raise
@@ -237,6 +244,7 @@ class Upload:
             etag = self._shortcut(upload, number, block)
             if etag:
                 return etag
+            self._shortcut = None
         # Also where that was refused: the SDK reads what the store says about it.
         return str(
             self._client._upload_part(  # noqa: SLF001

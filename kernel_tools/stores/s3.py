@@ -332,21 +332,24 @@ def _run_interruptibly(work: Callable[[], str], cancel: Callable[[], None]) -> s
     """Run `work` in a thread, so that Ctrl-C here can end it in order and no half of an object is left."""
     failure: list[BaseException] = []
     result: list[str] = []
+    ended = threading.Event()
 
     def run() -> None:
         try:
             result.append(work())
         except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
             failure.append(error)
+        finally:
+            ended.set()
 
-    thread = threading.Thread(target=run, name="kernel_tools-upload", daemon=True)
-    thread.start()
+    threading.Thread(target=run, name="kernel_tools-upload", daemon=True).start()
     try:
-        while thread.is_alive():
-            thread.join(0.1)
+        # Not by `join`: interrupted, it takes the thread for ended (CPython before 3.13, bpo-45274).
+        while not ended.wait(0.1):
+            pass
     except BaseException:
         cancel()
-        thread.join(READ_SECONDS)
+        ended.wait(READ_SECONDS)
         raise
     if failure:
         raise failure[0]

@@ -57,8 +57,8 @@ class Machine:
     def path(self, name):
         return os.path.join(str(self.folder), f".new-{sha(TAR)}", "content", name)
 
-    def check(self):
-        one = self.intake()
+    def check(self, connections=2):
+        one = self.intake(connections=connections)
         one.run()
         for name, data in FILES.items():
             path = os.path.join(one.content, name)
@@ -126,6 +126,18 @@ def test_a_journal_that_lost_its_end_costs_what_it_lacks(machine, size):
     machine.leave(1_500_000)
     os.truncate(os.path.join(str(machine.folder), f".part-{sha(TAR)}.journal"), size)
     machine.check()
+    assert machine.store.sent <= len(TAR) + 8 * PART
+
+
+@pytest.mark.parametrize("lost", [1_000, 200_000, 600_000, 1_100_000])
+def test_a_file_that_a_machine_took_the_end_of_with_it_costs_that_end(machine, lost):
+    machine.leave(1_500_000)
+    path = machine.path("ds/large.bin")
+    kept = os.path.getsize(path) - lost
+    os.chmod(path, 0o600)
+    os.truncate(path, kept)
+    machine.check()
+    assert machine.store.sent <= len(TAR) - 301_000 - kept + 2 * PART
 
 
 def test_a_store_without_ranges_sends_all(machine):
@@ -167,7 +179,7 @@ def test_a_line_that_is_refused_keeps_what_came(machine):
         one.run()
     machine.store.cut = machine.store.refuse = None
     machine.store.sent = 0
-    machine.check()
+    machine.check(connections=1)
     assert machine.store.sent < len(TAR) - 45_000
 
 

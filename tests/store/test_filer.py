@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import http.client
 import io
+import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -14,8 +16,10 @@ from pathlib import Path
 
 import pytest
 
+from kernel_tools.errors import StoreError
 from kernel_tools.settings import Secret
 from kernel_tools.stores import filer as filer_module
+from kernel_tools.stores.base import SHA256_KEY
 from kernel_tools.stores.begun import Unfinished, begun
 from kernel_tools.stores.filer import Filer
 from kernel_tools.stores.local import FILER_SOCKET, PROBE_BUCKET, LocalStore
@@ -119,6 +123,53 @@ def test_a_filer_that_falls_silent_midway_costs_nothing(
     )
 
     upload(store, data)
+
+
+def uploads(store: LocalStore) -> list[str]:
+    """What the filer has of uploads in parts, whether or not S3 lists it."""
+    text = (store.service.folder / "security.toml").read_text()
+    found = re.search(r'\[jwt\.filer_signing\.read\]\nkey = "(.+?)"', text)
+    assert found is not None
+    line = filer_module._Line(store.service.folder / FILER_SOCKET)
+    try:
+        token = filer_of(store, Secret(found[1]))._token()
+        headers = {"Authorization": f"BEARER {token}", "Accept": "application/json"}
+        line.request("GET", f"/buckets/{store.bucket}/.uploads/", headers=headers)
+        answer = line.getresponse()
+        body = answer.read()
+    finally:
+        line.close()
+    if answer.status == 404:
+        return []
+    assert answer.status == 200, body
+    return [entry["FullPath"] for entry in json.loads(body)["Entries"] or ()]
+
+
+def test_parts_that_come_after_their_upload_ended_elsewhere_do_not_stay(
+    store: LocalStore, data: bytes, taken: list[int]
+) -> None:
+    seen: list[list[str]] = []
+
+    class Aborted(io.BytesIO):
+        """A source during which another process gives the upload up."""
+
+        def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
+            if self.tell() >= 2 * PART_BYTES and not seen:
+                for key, upload_id, _ in store.unfinished():
+                    seen.append(uploads(store))
+                    store.abort_upload(key, upload_id)
+            return super().readinto(buffer)
+
+    store.put(io.BytesIO(b"x"), "makes-the-bucket", size_bytes=1)
+    digest = hashlib.sha256(data).hexdigest()
+    with pytest.raises(StoreError):
+        store.put(
+            Aborted(data), f"big-{digest}", size_bytes=len(data), metadata={SHA256_KEY: digest}
+        )
+
+    assert [len(found) for found in seen] == [1]
+    assert 4 in taken
+    assert uploads(store) == []
 
 
 def test_without_its_socket_nothing_is_asked_of_it(

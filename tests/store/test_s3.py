@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import signal
 import socket
 import threading
 import time
@@ -61,32 +63,26 @@ def test_a_presigned_url_is_for_that_object_and_that_method_only(store: LocalSto
         assert caught.value.code == 403
 
 
-def test_ctrl_c_during_an_upload_leaves_no_object_and_no_parts(
-    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_during_an_upload_leaves_no_object_no_parts_and_no_thread(
+    store: LocalStore,
 ) -> None:
-    third_part = threading.Event()
-
     class Endless(io.RawIOBase):
         parts = 0
 
         def readinto(self, buffer: bytearray) -> int:
             self.parts += 1
             if self.parts == 3:
-                third_part.set()
+                os.kill(os.getpid(), signal.SIGINT)
             return len(buffer)
 
-    class Interrupted(threading.Thread):
-        def join(self, timeout: float | None = None) -> None:
-            if self.name == "kernel_tools-upload" and third_part.wait(0.02):
-                third_part.clear()
-                raise KeyboardInterrupt
-            super().join(timeout)
-
     put(store, b"x", "makes-the-bucket")
-    monkeypatch.setattr("kernel_tools.stores.s3.threading.Thread", Interrupted)
     with pytest.raises(KeyboardInterrupt):
         store.put(Endless(), "half", size_bytes=400 * PART_BYTES)
 
+    names = [thread.name for thread in threading.enumerate()]
+    assert not [
+        name for name in names if name.startswith(("kernel_tools-upload", "kernel_tools-part"))
+    ]
     assert [info.key for info in store.list()] == ["makes-the-bucket"]
     assert store._client._list_multipart_uploads(store.bucket).uploads == []
 

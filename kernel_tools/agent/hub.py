@@ -17,7 +17,7 @@ from typing import Callable, Dict, FrozenSet, Iterator, Mapping, Optional, Tuple
 from .child import Child
 from .complete_set import identity
 from .files import Json, append_line, file_size, sha256_file, write_json
-from .job import Job
+from .job import Hub, Job
 
 # Beside what a slow line takes for the weights.
 _LEAST_SECONDS = 300.0
@@ -30,8 +30,6 @@ _CLIENT = {
     "HF_HUB_DISABLE_TELEMETRY": "1",
     "HF_HUB_DISABLE_XET": "1",
 }
-
-Seen = Dict[str, Optional[Tuple[int, int]]]
 
 
 class HubPusher:
@@ -53,7 +51,7 @@ class HubPusher:
         self._ending = threading.Event()
         self._thread: Optional[threading.Thread] = None
         self._child: Optional[Child] = None
-        self._pushed: Seen = {}  # as they were: size and time of change, by name
+        self._pushed: Dict[str, Tuple[int, int]] = {}  # size and time of change, by name
         self._said = ""
 
     @property
@@ -102,9 +100,14 @@ class HubPusher:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
+    @property
+    def _hub(self) -> Hub:
+        """Where to; asked for only where the job says so."""
         assert self._job.hub is not None
-        pause, since = self._job.hub.minutes * 60, time.monotonic()
+        return self._job.hub
+
+    def _watch(self) -> None:
+        pause, since = self._hub.minutes * 60, time.monotonic()
         while not self._ending.wait(_LOOK_SECONDS):
             if time.monotonic() < since + pause:
                 continue
@@ -121,27 +124,26 @@ class HubPusher:
 
     def _wanted(self) -> Tuple[str, ...]:
         """What a push on the way is of: the file that the job names, or what a resume takes too."""
-        assert self._job.hub is not None
-        if self._job.hub.path is None:
+        if self._hub.path is None:
             return ("best", "last")
         return (self._weights() or "last",)
 
     def _push(self, weights: str, *, at_end: bool) -> str:
         """Put a file of weights there unless it is there as it is; returns what went wrong, or ""."""
-        assert self._job.hub is not None
         path = os.path.join(self._run_dir, "weights", weights + ".pt")
         seen = identity(path)
         if seen is None or (not at_end and self._pushed.get(weights) == seen):
             return ""
-        name = self._job.hub.path or weights + ".pt"
         with self._unchanging(path) as still:
             notes = {"run": self._job.run_id, "sha256": sha256_file(still)[0]}
-            problem = self._upload(name, still, notes, lambda: not at_end and self._ending.is_set())
+            problem = self._upload(
+                self._name(weights), still, notes, lambda: not at_end and self._ending.is_set()
+            )
         if problem:
             return problem
         self._pushed[weights] = seen
         self._said = ""
-        self._write(f"weights_pushed=hf://{self._job.hub.repository}/{name}")
+        self._write(f"weights_pushed={self._place(weights)}")
         return ""
 
     @contextlib.contextmanager
@@ -163,10 +165,9 @@ class HubPusher:
 
     def _upload(self, name: str, path: str, notes: Json, given_up: Callable[[], bool]) -> str:
         """Run the upload; returns what went wrong, or ""."""
-        assert self._job.hub is not None
         self._child = Child(
             "hub_upload.py",
-            [self._job.hub.repository, name, path, json.dumps(notes)],
+            [self._hub.repository, name, path, json.dumps(notes)],
             dict(self._environment, **_CLIENT),
         )
         seconds = _LEAST_SECONDS + file_size(path) / _SLOWEST_BYTES_A_SECOND
@@ -183,14 +184,14 @@ class HubPusher:
     def _token(self) -> str:
         return (self._environment.get("HF_TOKEN") or "").strip()
 
+    def _name(self, weights: str) -> str:
+        return self._hub.path or weights + ".pt"
+
     def _place(self, weights: str) -> str:
-        assert self._job.hub is not None
-        name = self._job.hub.path or weights + ".pt"
-        return f"hf://{self._job.hub.repository}/{name}"
+        return f"hf://{self._hub.repository}/{self._name(weights)}"
 
     def _left(self, weights: Optional[str], why: str) -> str:
-        assert self._job.hub is not None
-        hub = self._job.hub
+        hub = self._hub
         place = "hf://" + hub.repository + ("/" + hub.path if hub.path else "")
         self._tell({"state": "left", "place": place, "weights": weights, "why": why})
         self._write(f"weights_not_pushed={place} {why}")

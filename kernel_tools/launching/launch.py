@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from kernel_tools.agent.job import Hub
 from kernel_tools.errors import ConfigurationError, InvalidArgumentError
 from kernel_tools.interrupts import without_frames
 from kernel_tools.job import (
@@ -56,7 +57,7 @@ def silent(_line: str) -> None:
 
 
 # Each push to the hub is a commit, and a repository keeps what every commit had.
-HUB_MINUTES: Final = 30.0
+HUB_MINUTES: Final = Hub.minutes
 
 
 @dataclass(frozen=True, slots=True)

@@ -250,8 +250,7 @@ def test_a_hub_that_is_away_is_told_once_and_tried_again(hub: hub_server.Hub, en
     pusher = ended.pusher(minutes=0.001)
     pusher.start()
     try:
-        tried = lambda: sum("PUT /lfs/" in asked for asked in hub.asked)  # noqa: E731
-        assert wait_for(lambda: tried() >= 3, seconds=60)
+        assert wait_for(lambda: sum("PUT /lfs/" in asked for asked in hub.asked) >= 3, seconds=60)
         hub.fail_uploads = False
         assert wait_for(lambda: len(ended.log) == 2, seconds=60)
         assert content(hub, "last.pt") == WEIGHTS
